@@ -35,8 +35,8 @@ class ReleaseRow(Frozen):
     """A release.
 
     Attributes:
-        verdict: GO once it was settled, else that of the gate that stopped it, `denied` or `timed out` where the
-            answer to a question did; empty while it is open.
+        verdict: GO once it was settled, else that of the gate that stopped it, `denied`, `timed out` or `ended` where a
+            person did; empty while it is open.
         reached: The stage, with its subject, that ran last.
         serves: The pointers that name it.
         pauses: Its canaries that are paused.

@@ -12,7 +12,7 @@ from llm_pipeline.base.records import Frozen
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.documents import understood
 
-Answer = Literal["waiting", "approved", "denied", "timed out"]
+Answer = Literal["waiting", "approved", "denied", "timed out", "ended"]
 
 
 class Decision(Frozen):
@@ -21,7 +21,7 @@ class Decision(Frozen):
     Attributes:
         run: The run of the release that it belongs to: when that was resolved.
         targets: What it is about.
-        question: The question, on one line.
+        question: The question, on one line; empty where a person ended the run unasked.
         evidence: SHA-256 of the question as the person saw it, with the verdicts of the gates.
         amounts: What was to be spent; see `Question`.
         asked_at: None when it was answered before it was asked.
@@ -42,7 +42,7 @@ class Decision(Frozen):
     @property
     def refused(self) -> bool:
         """Whether it ended the release."""
-        return self.answer in ("denied", "timed out")
+        return self.answer in ("denied", "timed out", "ended")
 
     @property
     def in_words(self) -> str:
@@ -54,6 +54,17 @@ class Decision(Frozen):
 def answer_in_words(answer: str, by: str) -> str:
     """`denied by anna`, `not answered in time`."""
     return f"{answer} by {by}" if by else {"timed out": "not answered in time"}.get(answer, answer)
+
+
+def note_ended(store: ArtifactStore, release_id: str, run: datetime, by: str) -> None:
+    """Note that somebody ended a run of a release, which no step of it asked about."""
+    name = decision_name(release_id, "run")
+    known = store.read_document(name)
+    ended = Decision(
+        run=run.isoformat(), step="run", targets=(), question="", evidence="", answer="ended",
+        answered_at=datetime.now(UTC).timestamp(), by=by,
+    )  # fmt: skip
+    store.write_document(name, ended.model_dump(mode="json"), known.revision if known else None)
 
 
 def decision_name(release_id: str, step: str) -> str:

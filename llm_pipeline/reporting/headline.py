@@ -55,9 +55,11 @@ def release_headline(
     if not any(gate.stage == "choose" for gate in gates) and any(gate.stage == "accuracy" for gate in gates):
         verdict = _without_recipes(gates)
     state = _state(record.release_id, results, pointers, verdict, failures)
-    if state == "on its way" and refused is not None:
+    if refused is not None and (state == "on its way" or (state == "failed" and refused.answer == "ended")):
         told = refused.in_words
-        state, sentence = "not approved", f"{told[:1].upper()}{told[1:]}. The question: {refused.question}"
+        state = "ended by a person" if refused.answer == "ended" else "not approved"
+        sentence = f"{told[:1].upper()}{told[1:]}. "
+        sentence += f"The question: {refused.question}" if refused.question else _progress(results)
     elif state == "rolled back":
         sentence = rollback_in_words(results, pointers, canaries)
     else:

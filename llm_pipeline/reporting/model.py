@@ -20,7 +20,9 @@ from llm_pipeline.loadtest.outcome import LoadTestOutcome
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.reporting.spending import Spending
 
-State = Literal["in production", "replaced", "rolled back", "stopped", "not approved", "failed", "on its way"]
+State = Literal[
+    "in production", "replaced", "rolled back", "stopped", "not approved", "ended by a person", "failed", "on its way"
+]
 
 
 class Headline(Frozen):

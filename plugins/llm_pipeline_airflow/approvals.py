@@ -43,7 +43,7 @@ from llm_pipeline.store.place_state import StepApproval, place_name
 from llm_pipeline_airflow.claim import claim_of
 from llm_pipeline_airflow.connections import config_with_secrets, fetch_secrets
 from llm_pipeline_airflow.faults import contained, refused
-from llm_pipeline_airflow.links import ReleaseReportLink
+from llm_pipeline_airflow.links import report_page
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.notifications import ReleaseNotifier, page_of, tell_canary
 from llm_pipeline_airflow.operators import RELEASE_ID_TEMPLATE
@@ -99,8 +99,9 @@ class AwaitedAnswer(Frozen):
         if not self.place:
             return False
         canary = read_canary_record(store, str(self.question["release_id"]), self.place)
-        ended = canary is not None and canary.phase in (Phase.ROLLING_BACK, Phase.ROLLED_BACK)
-        return ended and self.question["run"] in runs_of(canary)
+        if canary is None or canary.phase not in (Phase.ROLLING_BACK, Phase.ROLLED_BACK):
+            return False
+        return self.question["run"] in runs_of(canary)
 
 
 def awaited_answer(
@@ -338,8 +339,7 @@ class QuestionOperator(DecisionOperator):
 
     def _links(self, context: Context, flow: ReleaseProgress, targets: Sequence[str]) -> str:
         """The draft of the report, and what this release differs in from those that it replaces."""
-        report = ReleaseReportLink().get_link(self, ti_key=context["ti"])
-        links = [f"[Report, as far as the release is]({report})"]
+        links = [f"[Report, as far as the release is]({report_page(context['ti'].dag_id, context['ti'].run_id)})"]
         for release_id in dict.fromkeys(replaced(flow, targets).values()):
             compare = urlencode({"release": [flow.record.release_id, release_id]}, doseq=True)
             links.append(f"[Comparison with {markdown(release_id)}](llm-pipeline/compare?{compare})")
@@ -473,8 +473,8 @@ class StepApprovalOperator(DecisionOperator):
             self.subject = f"{self.step:g} % of {self.target}"
             self._answer = (approval.answer, approval.by)
         if approval is None or approval.answer != "approved":
-            what = approval.answer if approval else "not asked"
-            what = "withdrawn" if what == "waiting" else what  # nobody answered, and the canary was rolled back
+            waits = approval is None or approval.answer == "waiting"  # nobody answered, and the canary was rolled back
+            what = "withdrawn" if approval is None or waits else approval.answer
             raise refused(context, f"step {self.step:g} % of {self.target}: {what}; the canary is rolled back")
         log.info("step %g %% was approved by %s", self.step, approval.by)
 

@@ -23,6 +23,7 @@ from llm_pipeline_airflow.connections import config_with_secrets
 from llm_pipeline_airflow.faults import refused
 from llm_pipeline_airflow.form import overrides_of
 from llm_pipeline_airflow.logs import get_logger
+from llm_pipeline_airflow.states import DecidingTasks
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -86,20 +87,26 @@ class ClaimSensor(BaseSensorOperator):
 class GiveBackOperator(BaseOperator):
     """Gives the claim back: the run's last task, which always runs once the claim was taken.
 
+    It fails, and so the run does, where a person ended the run.
+
     Args:
         config_path: The release config.
+        deciding: By which tasks one sees that.
     """
 
     ui_color = ClaimSensor.ui_color
 
-    def __init__(self, *, config_path: str, **kwargs: Any) -> None:
+    def __init__(self, *, config_path: str, deciding: DecidingTasks, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.config_path = config_path
+        self.deciding = deciding
 
     def execute(self, context: Context) -> None:
         """Give the claim back; one that was taken over is left alone."""
         held = claim_of(config_with_secrets(self.config_path), context).give_back()
         log.info("the next release of the model may begin" if held else "this run no longer held the claim")
+        if self.deciding.ended_by_person(context):
+            raise refused(context, "a person ended this run: it was marked as failed")
 
 
 def _only_plan(config_path: str, params: Mapping[str, Any], overrides: Overrides) -> None:

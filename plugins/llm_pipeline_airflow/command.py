@@ -14,7 +14,11 @@ from airflow.sdk import BaseOperator
 
 from llm_pipeline.base.errors import ExitCode, StageCrashed
 from llm_pipeline.base.logging import LogRelay
+from llm_pipeline.canary.record import Phase, latest_canary
 from llm_pipeline.runners.stage_environment import command_environment
+from llm_pipeline.store import ArtifactStore, open_store
+from llm_pipeline.store.place_state import read_place
+from llm_pipeline_airflow.assets import ROLLBACKS, tell_rollback
 from llm_pipeline_airflow.connections import deployment_with_secrets
 from llm_pipeline_airflow.faults import Refused, refused
 from llm_pipeline_airflow.logs import get_logger
@@ -43,7 +47,7 @@ class CommandOperator(BaseOperator):
     ui_color = "#f9d9d9"
 
     def __init__(self, *, deployment_file: str, subject: str = "", **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        super().__init__(outlets=[ROLLBACKS], **kwargs)
         self.deployment_file = deployment_file
         self.subject = subject
         self._process: subprocess.Popen[str] | None = None
@@ -67,9 +71,13 @@ class CommandOperator(BaseOperator):
         """
         command = self.command(context)
         deployment = deployment_with_secrets(self.deployment_file)
+        store = open_store(deployment.store)
+        before = _rolled_back(store, self.subject)
         arguments = ("-m", "llm_pipeline", *command, "--deployment", self.deployment_file)
         code = self._run([_python(deployment), *arguments], command_environment(deployment))
         tell_canary(deployment, self.subject)
+        if _rolled_back(store, self.subject) != before:
+            tell_rollback(context, deployment, store, self.subject)
         if code == ExitCode.BAD_INPUT:
             raise refused(context, f"{command[0]} {self.subject} was refused; see its log")
         if code == ExitCode.NO_GO:
@@ -99,6 +107,13 @@ class CommandOperator(BaseOperator):
                 relay.relay(line)
                 self._last_line = line.strip() or self._last_line
         return self._process.returncode
+
+
+def _rolled_back(store: ArtifactStore, place: str) -> tuple[object, ...]:
+    """What changes with each rollback at a place."""
+    state, canary = read_place(store, place), latest_canary(store, place)
+    ended = canary is not None and canary.phase is Phase.ROLLED_BACK
+    return state.way_back, state.taken_back, (canary.release_id, canary.run) if canary is not None and ended else None
 
 
 def _python(deployment: Deployment) -> str:

@@ -6,13 +6,14 @@ it any more; a target is promoted when the one before was. A failed index stops 
 
 The run fails when no recipe passed, or when any target was not promoted, for only steps that decide are leaves that
 count: what clears up is a teardown, which always runs and never hides a failure. `claim` is the setup of `give_back`:
-whatever is cleared, the run takes its turn among the model's releases again, and gives it back.
+whatever is cleared, the run takes its turn among the model's releases again, and gives it back. That task fails where a
+person marked the run as failed.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from itertools import groupby
 from pathlib import Path
@@ -27,13 +28,15 @@ from llm_pipeline.release.loading import LoadedRelease, load_release
 from llm_pipeline.release.step import Effect, Ending, Group, Kind, Scope, Start
 from llm_pipeline.release.tasks import Lane, Task, release_tasks
 from llm_pipeline_airflow.approvals import QuestionOperator, StepApprovalOperator
+from llm_pipeline_airflow.assets import live_model
 from llm_pipeline_airflow.claim import ClaimSensor, GiveBackOperator
 from llm_pipeline_airflow.dag_options import dag_tags, task_defaults
 from llm_pipeline_airflow.form import form_of
-from llm_pipeline_airflow.operators import LABEL_TEMPLATE, ResolveOperator, StageOperator
+from llm_pipeline_airflow.operators import LABEL_TEMPLATE, ReportOperator, ResolveOperator, StageOperator
 from llm_pipeline_airflow.placement import placement_arguments
-from llm_pipeline_airflow.promotion import CanaryStepOperator, PromotionOrder, RollbackOperator
+from llm_pipeline_airflow.promotion import CanaryStepOperator, PromotionOrder, RollbackOperator, SettleOperator
 from llm_pipeline_airflow.runs import dag_id_of
+from llm_pipeline_airflow.states import DecidingTasks
 from llm_pipeline_airflow.watch import release_schedule
 
 _LADDERS = {
@@ -51,44 +54,89 @@ TRIGGER_RULES = {
 }
 
 
-def release_dag(config_path: Path) -> DAG:
+def release_dag(config_path: Path, **options: Any) -> DAG:
     """The DAG of a release config.
+
+    Args:
+        config_path: The config.
+        options: Options of `DAG` in place of ours; what `default_args` calls back is called beside ours.
 
     Raises:
         ConfigError: The config, or anything that it names, is wrong.
     """
     loaded = load_release(config_path)
     ladder = climbing_order(loaded.release)
-    dag = DAG(
-        dag_id=dag_id_of(config_path),
-        dag_display_name=f"Release {loaded.config.name}",
-        description=loaded.config.description or f"Release {loaded.config.model.id}",
-        doc_md=dag_doc(loaded, ladder),
-        schedule=release_schedule(loaded),
-        catchup=False,
-        auto_register=False,  # a DAG file names its own: the check of all of them must add none
-        max_active_runs=1,
-        tags=dag_tags(
+    ours: dict[str, Any] = {
+        "dag_id": dag_id_of(config_path),
+        "dag_display_name": f"Release {loaded.config.name}",
+        "description": loaded.config.description or f"Release {loaded.config.model.id}",
+        "doc_md": dag_doc(loaded, ladder),
+        "schedule": release_schedule(loaded),
+        "catchup": False,
+        "auto_register": False,  # a DAG file names its own: the check of all of them must add none
+        "max_active_runs": 1,
+        "tags": dag_tags(
             "release",
             loaded.deployment.name,
             models=[loaded.config.model.id],
             targets=loaded.config.targets,
             engines=[target.engine for target in loaded.release.targets],
         ),
-        default_args=task_defaults(loaded.deployment.owner),
-    )
-    tasks = release_tasks(loaded.release, ladder)
-    drawing = _Drawing(loaded, tasks)
+    }
+    defaults = task_defaults(loaded.deployment.owner, options.pop("default_args", None))
+    dag = DAG(**ours | options, default_args=defaults)  # noqa: AIR002 - both say when it runs
     with dag:
-        for number, (lane, members) in enumerate(groupby(tasks, key=lambda task: task.lane)):
-            if lane is not None:
-                drawing.add_lane(lane, tuple(members))
-                continue
-            with nullcontext() if number else _box("preparation", "Preparation", _PREPARATION):
-                for task in members:
-                    drawing.add(task)
+        _draw(loaded, ladder)
     dag.params = ParamsDict(form_of(loaded))  # last: each operator copies what is there, a quarter of the parse
     return dag
+
+
+class ReleaseTaskGroup(TaskGroup):
+    """A release as a part of a DAG of one's own, with tasks before it and after it.
+
+        with DAG("weekly", schedule="@weekly", max_active_runs=1):
+            refresh() >> ReleaseTaskGroup(Path("releases/chat.yaml")) >> announce()
+
+    Its tasks keep their names, so that a DAG holds one release, whose form becomes a part of the DAG's.
+
+    Args:
+        config_path: The release config.
+        default_args: Of its tasks, in place of ours; what they call back is called beside ours.
+
+    Raises:
+        ConfigError: The config, or anything that it names, is wrong.
+    """
+
+    def __init__(
+        self,
+        config_path: Path,
+        *,
+        group_id: str = "release",
+        default_args: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        loaded = load_release(config_path)
+        options.setdefault("group_display_name", f"Release {loaded.config.name}")
+        options["default_args"] = task_defaults(loaded.deployment.owner, default_args)
+        super().__init__(group_id, prefix_group_id=False, **options)
+        with self:
+            _draw(loaded, climbing_order(loaded.release))
+        dag = self.dag
+        dag.params = ParamsDict({**form_of(loaded), **dag.params})
+        dag.tags.add(dag_id_of(config_path))  # by which the pages know its runs
+
+
+def _draw(loaded: LoadedRelease, ladder: Sequence[str]) -> None:
+    """Add the tasks of a release to the DAG, or the group, that is open."""
+    tasks = release_tasks(loaded.release, ladder)
+    drawing = _Drawing(loaded, tasks)
+    for number, (lane, members) in enumerate(groupby(tasks, key=lambda task: task.lane)):
+        if lane is not None:
+            drawing.add_lane(lane, tuple(members))
+            continue
+        with nullcontext() if number else _box("preparation", "Preparation", _PREPARATION):
+            for task in members:
+                drawing.add(task)
 
 
 class _Drawing:
@@ -99,12 +147,15 @@ class _Drawing:
         self._lanes = Counter(lane.group.name for lane in {task.lane for task in tasks if task.lane})
         self._boxes: dict[str, TaskGroup] = {}
         self._operators: dict[str, BaseOperator] = {}
+        self._deciding = deciding_tasks(tasks)
 
     def add_lane(self, lane: Lane, members: Sequence[Task]) -> None:
         """Add the tasks of a lane, in a group that is mapped over its items."""
         over, box = lane.group.over.value, self._box(lane.group)
 
-        @task_group(group_id=lane.id, group_display_name=lane.title, tooltip=lane.group.words, parent_group=box)
+        around = {} if box is None else {"parent_group": box}  # None would be the DAG itself, and no group around us
+
+        @task_group(group_id=lane.id, group_display_name=lane.title, tooltip=lane.group.words, **around)
         def group(**mapped: str) -> None:
             # Edges are set inside: outside, `>>` binds to what this function returns and lets other tasks start early.
             for task in members:
@@ -123,7 +174,7 @@ class _Drawing:
         step, options = task.step, self._shared(task)
         operator: BaseOperator
         if step.kind is Kind.CLAIM:
-            operator = (ClaimSensor if step.decides else GiveBackOperator)(**options)
+            operator = ClaimSensor(**options) if step.decides else GiveBackOperator(deciding=self._deciding, **options)
         elif step.kind is Kind.QUESTION:
             operator = self._question(task, item)
         else:
@@ -137,15 +188,22 @@ class _Drawing:
         self._operators[task.id] = operator
         operator << [self._operators[task_id] for task_id in task.after]
         if not step.decides:
-            operator.as_teardown(setups=self._setups(task) or None, on_failure_fail_dagrun=False)
+            counts = step.kind is Kind.CLAIM  # it fails where a person ended the run
+            operator.as_teardown(setups=self._setups(task) or None, on_failure_fail_dagrun=counts)
 
     def _stage(self, task: Task) -> tuple[type[StageOperator], dict[str, Any]]:
         """Which class runs a stage, and what it is told beside what every stage is."""
         step = task.step
         if step.name == "resolve":
             return ResolveOperator, {}
+        if step.name == "report":
+            return ReportOperator, {"deciding": self._deciding}
         if step.name == "rollback":
-            return RollbackOperator, {"canary_steps": task.tears_down}
+            return RollbackOperator, {"canary_steps": task.tears_down, "settled": task.unless}
+        if step.name == "settle":
+            config, deployment = self._loaded.config, self._loaded.deployment.name
+            places = map(config.place_of, task.items)
+            return SettleOperator, {"outlets": [live_model(deployment, config.model.id, place) for place in places]}
         if step.scope is Scope.CANARY_STEP:
             return CanaryStepOperator, {"step": f"{task.percent:g}", "turn": turn(task)}
         if not step.decides:
@@ -198,6 +256,18 @@ class _Drawing:
 def _box(name: str, title: str, words: str) -> TaskGroup:
     """A box of the graph, closed at first, in which tasks keep their names."""
     return TaskGroup(group_id=name, prefix_group_id=False, group_display_name=title, tooltip=words)
+
+
+def deciding_tasks(tasks: Sequence[Task]) -> DecidingTasks:
+    """The tasks by which one sees that a person ended a run."""
+    deciding = [task for task in tasks if task.step.decides]
+    before = {task_id for task in deciding for task_id in task.after}
+    return DecidingTasks(
+        last=tuple(task.id for task in deciding if task.id not in before),
+        once=tuple(task.id for task in deciding if task.step.scope is not Scope.RECIPE),
+        recipes=tuple(task.id for task in deciding if task.step.scope is Scope.RECIPE),
+        choose=tuple(task.id for task in deciding if task.step.name == "choose"),
+    )
 
 
 def turn(task: Task) -> PromotionOrder:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -29,8 +29,17 @@ _FAULTS = (
 _LONGEST_DELAY = timedelta(minutes=10)
 
 
-def task_defaults(owner: str) -> dict[str, Any]:
-    """Arguments of all tasks of our DAGs: who owns them, when they are tried again, and who is told how they ended."""
+def task_defaults(owner: str, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Arguments of all tasks of our DAGs: who owns them, when they are tried again, and who is told how they ended.
+
+    Args:
+        owner: Of the DAG.
+        given: What somebody wants otherwise; their callbacks are called beside ours.
+    """
+    theirs, ours = dict(given or {}), callbacks()
+    for name in ours.keys() & theirs.keys():
+        own = theirs[name]
+        theirs[name] = [ours[name], *(own if isinstance(own, list | tuple) else [own])]
     return {
         "owner": owner,
         "retries": _RETRIES,
@@ -38,7 +47,8 @@ def task_defaults(owner: str) -> dict[str, Any]:
         "retry_exponential_backoff": True,
         "max_retry_delay": _LONGEST_DELAY,
         "retry_policy": _error_family_policy(),
-        **callbacks(),
+        **ours,
+        **theirs,
     }
 
 

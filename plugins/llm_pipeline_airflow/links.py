@@ -24,4 +24,9 @@ class ReleaseReportLink(BaseOperatorLink):
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:  # noqa: ARG002 - Airflow's signature
         """The report's tab on the run's page, relative to the `<base>` of Airflow's UI: it may be below a path."""
-        return f"dags/{quote(ti_key.dag_id, safe='')}/runs/{quote(ti_key.run_id, safe='')}/plugin/{REPORT_ROUTE}"
+        return report_page(ti_key.dag_id, ti_key.run_id)
+
+
+def report_page(dag_id: str, run_id: str) -> str:
+    """The report's tab on a run's page, relative to the `<base>` of Airflow's UI."""
+    return f"dags/{quote(dag_id, safe='')}/runs/{quote(run_id, safe='')}/plugin/{REPORT_ROUTE}"

@@ -22,7 +22,9 @@ from llm_pipeline.base.errors import ErrorDocument, RemoteStageError, Terminal, 
 from llm_pipeline.base.logging import LogRelay
 from llm_pipeline.notifications.event import judged
 from llm_pipeline.operations.promotion import replace_holders
+from llm_pipeline.release.changes import changing
 from llm_pipeline.release.contract import StageRequest, StageResult, TimeLimit
+from llm_pipeline.release.decision import note_ended
 from llm_pipeline.release.loading import ConfiguredRelease, load_release
 from llm_pipeline.release.time_limit import GRACE_SECONDS, out_of_time
 from llm_pipeline.release_progress import ReleaseProgress, passed, placement, resolve_request
@@ -40,7 +42,7 @@ from llm_pipeline_airflow.links import ReleaseReportLink
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.placement import queue_of
 from llm_pipeline_airflow.runs import remember_run
-from llm_pipeline_airflow.states import failed, require_any, task_states, unsuccessful
+from llm_pipeline_airflow.states import DecidingTasks, failed, require_any, task_states, unsuccessful
 
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
@@ -372,6 +374,23 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         if self._runner is None:
             self._runner = Runners(self.configured.deployment)
         return self._runner
+
+
+class ReportOperator(StageOperator):
+    """Writes the release's report, which says also that a person ended the run."""
+
+    def __init__(self, *, deciding: DecidingTasks, **kwargs: Any) -> None:
+        kwargs.setdefault("stage", "report")
+        super().__init__(**kwargs)
+        self.deciding = deciding
+
+    def request(self, context: Context) -> StageRequest:
+        """What the stage is asked to do; see `StageOperator`."""
+        if self.release_id and self.deciding.ended_by_person(context):
+            flow = self.flow()
+            with changing(flow.store, self.release_id):
+                note_ended(flow.store, self.release_id, flow.resolved_at, "a person in Airflow")
+        return super().request(context)
 
 
 class ResolveOperator(StageOperator):

@@ -48,11 +48,13 @@ input,select,button{font:inherit;padding:.25rem .5rem;min-height:2rem;max-width:
 form{display:flex;flex-wrap:wrap;gap:.75rem;align-items:end;margin:0 0 1rem}label{display:grid;gap:.15rem}
 .GO{color:var(--go)}.NO_GO,.problem{color:var(--no-go)}.INCONCLUSIVE,.ANOMALOUS{color:var(--unsure)}
 """
+Placed = tuple[PointerReference, tuple[bool, str]]
+"""A pointer; and whether all is well there, with the words for what was seen."""
 _MOST_LISTED = 200
 _NOT_LOOKED = "the watch has not looked yet: it starts once the DAG is unpaused and a triggerer runs"
 _OPEN = "open"
 _SERVES = "serves"
-_STATES = ("", *(verdict.value for verdict in Verdict), "denied", "timed out", _OPEN, _SERVES)
+_STATES = ("", *(verdict.value for verdict in Verdict), "denied", "timed out", "ended", _OPEN, _SERVES)
 _FIGURES = {"size": ("Size",), "speed": ("Engine alone", "Requests under load"), "accuracy": ("Accuracy lost",)}
 
 
@@ -157,15 +159,16 @@ def filter_form(asked: ReleaseFilter) -> str:
     )
 
 
-def serving_table(placed: Iterable[PointerReference]) -> str:
-    """What serves where, since when: read from the pointers themselves."""
+def serving_table(placed: Iterable[Placed]) -> str:
+    """What serves where, since when, and whether users are answered there now."""
     rows = (
         f"<tr><td>{html(one.target)}</td><td>{_model(one.model_id)}</td><td>{html(one.name)}</td>"
         f"<td><code>{html(one.pointer.release_id)}</code></td><td>{html(one.pointer.recipe)}</td>"
-        f"<td>{html(one.pointer.slot)}</td><td>{time(one.pointer.promoted_at)}</td></tr>"
-        for one in sorted(placed, key=lambda one: (one.target, one.model_id, one.name != "production"))
+        f"<td>{html(one.pointer.slot)}</td><td>{time(one.pointer.promoted_at)}</td>"
+        f"<td{'' if well else ' class=problem'}>{html(now)}</td></tr>"
+        for one, (well, now) in placed
     )
-    heads = ("place", "model", "pointer", "release", "recipe", "slot", "since")
+    heads = ("place", "model", "pointer", "release", "recipe", "slot", "since", "now")
     return table("What serves where", heads, rows)
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from llm_pipeline.release.contract import StageRequest
+from llm_pipeline.release.contract import StageRequest, StageResult
+from llm_pipeline_airflow.assets import ROLLBACKS, event_extra, tell_rollback
 from llm_pipeline_airflow.connections import config_with_secrets
 from llm_pipeline_airflow.faults import contained
 from llm_pipeline_airflow.logs import get_logger
@@ -126,6 +127,19 @@ class CanaryStepOperator(NotifyingOperator):
         return super().request(context)
 
 
+class SettleOperator(StageOperator):
+    """Makes the candidate the production version, which is an event of the place's asset."""
+
+    def conclude(self, context: Context, result: StageResult) -> Any:
+        """Say in the event what is live now; see `StageOperator`."""
+        returned = super().conclude(context, result)
+        flow = self.flow()
+        place = flow.record.place_of(self.subject)
+        for asset in self.outlets:
+            context["outlet_events"][asset].extra.update(event_extra(flow.store, place, "promoted"))
+        return returned
+
+
 class RollbackOperator(NotifyingOperator):
     """Gives all traffic back to the stable version, unless the release was promoted or moved no traffic at all.
 
@@ -134,21 +148,35 @@ class RollbackOperator(NotifyingOperator):
 
     Args:
         canary_steps: Task ids of the steps; none of them started means nothing to roll back.
+        settled: Task ids after whose success nothing is left to roll back.
     """
 
-    def __init__(self, *, canary_steps: tuple[str, ...], **kwargs: Any) -> None:
+    def __init__(self, *, canary_steps: tuple[str, ...], settled: tuple[str, ...], **kwargs: Any) -> None:
         kwargs.setdefault("stage", "rollback")
-        super().__init__(**kwargs)
+        super().__init__(outlets=[ROLLBACKS], **kwargs)
         self.canary_steps = canary_steps
+        self.settled = settled
 
     def request(self, context: Context) -> StageRequest:
         """What the stage is asked to do.
 
         Raises:
-            AirflowSkipException: This run moved no traffic; a canary of another run is none of its business.
+            AirflowSkipException: This run moved no traffic, or promoted the release; a canary of another run is none
+                of its business.
         """
-        if not _STARTED.intersection(task_states(context, self.canary_steps, context["ti"].map_index).values()):
-            raise AirflowSkipException(f"no traffic of {self.subject} was moved by this run")
+        index = context["ti"].map_index
+        if not _STARTED.intersection(task_states(context, self.canary_steps, index).values()):
+            raise self._skipped(f"no traffic of {self.subject} was moved by this run")
+        if set(task_states(context, self.settled, index).values()) == {"success"}:
+            raise self._skipped("the release was promoted")
         request = super().request(context)
         guarded = self.configured.deployment.guard.schedule is not None
         return request.model_copy(update={"config": {**request.config, "leave_paused": guarded}})
+
+    def conclude(self, context: Context, result: StageResult) -> Any:
+        """Add the event of a rollback; see `StageOperator`."""
+        returned = super().conclude(context, result)
+        if result.metrics.get("phase") == "rolled back":
+            flow = self.flow()
+            tell_rollback(context, flow.deployment, flow.store, flow.record.place_of(self.subject))
+        return returned

@@ -29,5 +29,9 @@ def get_provider_info() -> dict[str, Any]:
                 },
             },
         },
+        "connection-types": [
+            {"connection-type": "llm_hub", "hook-class-name": "llm_pipeline_airflow.hooks.HubHook"},
+            {"connection-type": "llm_store", "hook-class-name": "llm_pipeline_airflow.hooks.StoreHook"},
+        ],
         "extra-links": ["llm_pipeline_airflow.links.ReleaseReportLink"],
     }

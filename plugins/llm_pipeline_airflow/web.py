@@ -7,14 +7,23 @@ said with its reason and status 503: a page never takes a store that does not an
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
 from pathlib import Path
+from ssl import create_default_context
 from typing import Annotated, Any
 
+import httpx
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
 from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_dag
+from airflow.models.dag import DagTag
+from airflow.models.dagrun import DagRun
+from airflow.utils.session import create_session
 from fastapi import Depends, FastAPI, Query
 from fastapi.responses import HTMLResponse
+from sqlalchemy import select
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.logging import Lines, get_logger
@@ -22,7 +31,7 @@ from llm_pipeline.config.release import ReleaseConfig
 from llm_pipeline.inspection.comparison import compare
 from llm_pipeline.inspection.release_artifacts import DamagedRow
 from llm_pipeline.inspection.release_index import INDEXED, IndexedRelease, read_releases
-from llm_pipeline.release.loading import ConfiguredRelease
+from llm_pipeline.release.loading import ConfiguredRelease, load_config
 from llm_pipeline.release.record import read_release_record, report_name
 from llm_pipeline.release.watch_record import WatchStatus, read_status
 from llm_pipeline.store import ArtifactStore
@@ -32,6 +41,7 @@ from llm_pipeline_airflow.faults import contained
 from llm_pipeline_airflow.pages import (
     SECURITY_HEADERS,
     GuardedRoute,
+    Placed,
     ReleaseFilter,
     filter_form,
     message,
@@ -47,6 +57,8 @@ from llm_pipeline_airflow.settings import release_configs
 
 log = get_logger(__name__)
 
+_ASKED_AT_ONCE = 8
+_PATIENCE_SECONDS = 2.0
 
 app = FastAPI(title="LLM releases", docs_url=None, redoc_url=None, openapi_url=None)
 app.router.route_class = GuardedRoute
@@ -59,14 +71,16 @@ app.router.route_class = GuardedRoute
 def run_report(dag_id: str, run_id: str) -> HTMLResponse:
     """The report of the release that a run works on."""
     try:
-        config = config_path_of(dag_id)
+        configs = [config_path_of(dag_id)]
     except ConfigError as error:
-        return message(404, "No report", str(error))
-    store = store_to_read(config_with_secrets(config).deployment.store)
-    release_id = release_of_run(store, dag_id, run_id)
-    if release_id is None:
-        return message(404, "No report yet", "The run's first stage has not named its release yet.")
-    return _report(store, release_id)
+        configs = _composed(dag_id)
+        if not configs:
+            return message(404, "No report", str(error))
+    for config in configs:
+        store = store_to_read(config_with_secrets(config).deployment.store)
+        if (release_id := release_of_run(store, dag_id, run_id)) is not None:
+            return _report(store, release_id)
+    return message(404, "No report yet", "The run's first stage has not named its release yet.")
 
 
 @app.get(
@@ -105,8 +119,8 @@ def releases(user: GetUserDep, text: str = "", state: str = "") -> HTMLResponse:
     asked = ReleaseFilter(text, state)
     listed = asked.of(shown.releases, serving)
     watches = watches_table(shown.watches())
-    body = problem_list("Stores that cannot be read", shown.unread) + serving_table(shown.placed) + filter_form(asked)
-    body += releases_table(listed) + watches
+    body = problem_list("Stores that cannot be read", shown.unread) + serving_table(shown.serving())
+    body += filter_form(asked) + releases_table(listed) + watches
     body += problem_list(f"Stores of which only the newest {INDEXED:,} releases are listed", shown.full)
     if shown.releases and not listed:
         body += "<p>No release matches the filter.</p>"
@@ -157,10 +171,12 @@ class _Shown:
         self.full: list[str] = []
         self.away: set[str] = set()
         self.wrong: list[str] = []
+        used = _used(map(dag_id_of, paths))
         for path in paths:
             with contained(path.name) as faults:
-                loaded = config_with_secrets(path)
-                self.configs[loaded.config.name] = loaded
+                loaded = load_config(path)
+                if dag_id_of(path) in used or _is_here(loaded):
+                    self.configs[loaded.config.name] = config_with_secrets(path)
             self.wrong += [f"{path.name}: {fault}" for fault in faults]
         releases: list[IndexedRelease] = []
         placed: list[PointerReference] = []
@@ -178,7 +194,32 @@ class _Shown:
             self.unread += [f"{uri}: {fault}" for fault in faults]
             self.away |= {uri for _ in faults}
         self.releases = sorted(releases, key=lambda one: one.row.resolved_at, reverse=True)
-        self.placed = [one for one in placed if one.pointer.release_id.rsplit("-", 2)[0] in self.configs]
+        self.placed = sorted(
+            (one for one in placed if one.pointer.release_id.rsplit("-", 2)[0] in self.configs),
+            key=lambda one: (one.target, one.model_id, one.name != "production"),
+        )
+
+    def serving(self) -> list[Placed]:
+        """Every pointer, with what is seen of its place now."""
+        with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
+            return list(zip(self.placed, pool.map(self._seen, self.placed), strict=True))
+
+    def _seen(self, one: PointerReference) -> tuple[bool, str]:
+        """Whether users are answered at a place, as far as this host reaches it."""
+        if one.name != "production":
+            return True, ""
+        deployment = self.configs[one.pointer.release_id.rsplit("-", 2)[0]].deployment
+        router = deployment.places[one.target].router if one.target in deployment.places else None
+        if router is None or not (url := router.users_url()):
+            return True, "its address is not in the deployment"
+        try:
+            trusted = create_default_context(cafile=router.users_certificate())
+            answer = httpx.get(f"{url}/v1/models", timeout=_PATIENCE_SECONDS, trust_env=False, verify=trusted)
+        except (httpx.HTTPError, OSError) as error:
+            return False, f"{url} gives no answer here ({type(error).__name__})"
+        if answer.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            return False, f"{url} answers with status {answer.status_code}"
+        return True, f"{url} answers"
 
     def watches(self) -> list[tuple[ReleaseConfig, WatchStatus | None]]:
         """What is watched on the hub, where stores can be read; what cannot be of it is added to the problems."""
@@ -190,6 +231,28 @@ class _Shown:
                 found.append((loaded.config, read_status(store_to_read(loaded.deployment.store), name)))
             self.unread += [str(fault) for fault in faults]
         return found
+
+
+def _used(dag_ids: Iterable[str]) -> set[str]:
+    """The DAGs of which there is a run: the store of an example that nobody ever released need not be there."""
+    wanted = list(dag_ids)
+    runs = select(DagRun.dag_id).where(DagRun.dag_id.in_(wanted))
+    composed = select(DagTag.name).join(DagRun, DagRun.dag_id == DagTag.dag_id).where(DagTag.name.in_(wanted))
+    with create_session() as session:
+        return {*session.scalars(runs.distinct()), *session.scalars(composed.distinct())}
+
+
+def _composed(dag_id: str) -> list[Path]:
+    """The release configs that somebody's own DAG holds, by its tags."""
+    with create_session() as session:
+        tags = set(session.scalars(select(DagTag.name).where(DagTag.dag_id == dag_id)))
+    return [path for path in release_configs() if dag_id_of(path) in tags]
+
+
+def _is_here(loaded: ConfiguredRelease) -> bool:
+    """Whether its store is a directory of this host, with whatever was released without this Airflow."""
+    directory = loaded.deployment.store.directory
+    return directory is not None and directory.is_dir()
 
 
 def _readable_configs(user: Any) -> list[Path]:

@@ -6,13 +6,13 @@ import shutil
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from flow_cases import CASES, RECIPES, Case, Walked, walk
+from flow_cases import CASES, RECIPES, Case, walk
 from llm_pipeline_airflow.approvals import DecisionOperator
 from llm_pipeline_airflow.dag_factory import release_dag
 
 from llm_pipeline.release.loading import load_release
 from llm_pipeline.release.step import Ending
-from llm_pipeline.release.tasks import Task, release_tasks
+from llm_pipeline.release.tasks import release_tasks
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]  # test_operators.py has the fast ones
 
@@ -73,7 +73,7 @@ def test_every_task_ends_as_the_rules_say(release, answers, name):
     tasks = release_tasks(load_release(release.config).release, RECIPES)
     walked = walk(tasks, case)
     expected = {
-        (task.id, number): as_in_airflow(walked, task, item) for task in tasks for number, item in enumerate(task.items)
+        (task.id, number): walked.endings.one(task.id, item) for task in tasks for number, item in enumerate(task.items)
     }
     beside = {  # where workers are free, the first recipe is quantized while the baseline is scored
         key for key, ending in expected.items() if key[0] == "recipes_1.quantize" and ending is Ending.SKIPPED
@@ -81,10 +81,3 @@ def test_every_task_ends_as_the_rules_say(release, answers, name):
     assert {key: seen[key] for key in seen if key not in beside} == {
         key: expected[key] for key in expected if key not in beside
     }
-
-
-def as_in_airflow(walked: Walked, task: Task, item: str) -> Ending:
-    """How a task ends in Airflow, where a rollback also looks when it will find nothing to do."""
-    ending = walked.endings.one(task.id, item)
-    looked = any(walked.endings.one(step, item) in (Ending.GOOD, Ending.FAILED) for step in task.tears_down)
-    return Ending.GOOD if task.step.name == "rollback" and ending is Ending.SKIPPED and looked else ending

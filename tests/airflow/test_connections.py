@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
+from airflow.models.connection import Connection
 from airflow.sdk.configuration import clear_secrets_backends_cache
 from llm_pipeline_airflow import connections
 from llm_pipeline_airflow.connections import fetch_secrets
@@ -42,6 +45,34 @@ def test_a_connections_password_is_the_servers_key(caplog: pytest.LogCaptureFixt
     fetch_secrets(KEYS)
     assert ENDPOINT.headers() == {"Authorization": f"Bearer {KEY}"}
     assert KEY not in caplog.text
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Knows one token."""
+
+    def do_GET(self) -> None:
+        known = self.headers.get("Authorization") == f"Bearer {KEY}"
+        self.send_response(200 if known else 401)
+        self.end_headers()
+        self.wfile.write(b'{"name": "anna"}' if known else b"{}")
+
+
+def test_the_test_button_says_whether_hub_and_store_take_the_secret(monkeypatch: pytest.MonkeyPatch, s3) -> None:
+    def tested(conn_type: str, **fields: str) -> tuple[bool, str]:
+        return Connection(conn_id="here", conn_type=conn_type, **fields).test_connection()
+
+    with HTTPServer(("127.0.0.1", 0), Hub) as hub:
+        Thread(target=hub.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{hub.server_port}"
+        assert tested("llm_hub", host=url, password=KEY) == (True, "the token is that of anna")
+        assert tested("llm_hub", host=url, password="another")[0] is False
+        hub.shutdown()
+    keys = {"host": s3.endpoint, "login": "test-access-key", "password": "test-secret-key"}
+    bucket = s3.bucket()
+    assert tested("llm_store", schema=bucket, **keys) == (True, f"the key may list {bucket}")
+    good, why = tested("llm_store", schema="no-such-bucket", **keys)
+    assert not good
+    assert "NoSuchBucket" in why
 
 
 def test_a_secret_in_the_environment_and_in_a_connection_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -219,6 +219,22 @@ def test_a_release_of_two_targets_settles(client, release, real_airflow):
     require_pages(real_airflow, run, '<td class="GO">GO</td><td>settle cpu-')
 
 
+def test_a_run_that_a_person_marked_failed_is_failed_and_everybody_is_told(client, release, real_airflow, tmp_path):
+    forget_what_was_computed(release)
+    marker = tmp_path / "started"
+    release.script(**{"quantize/small": {"seconds": 300, "file": str(marker)}})
+    run = trigger(client, DAG_OF_ONE_TARGET)
+    until(lambda: started(marker))
+    client._call("PATCH", f"/api/v2/dags/{run.dag_id}/dagRuns/{run.run_id}", json={"state": "failed"})
+    until(lambda: run.task("give_back", -1).state not in (None, "running", "scheduled", "queued"), look_seconds=1)
+    assert until(lambda: client.run_state(run.dag_id, run.run_id) in ("success", "failed"))
+    assert client.run_state(run.dag_id, run.run_id) == "failed"
+    admin = real_airflow.token("admin")
+    listed = httpx.get(f"{real_airflow.access.url}/llm-pipeline/releases?state=ended", headers=admin).text
+    assert '<td class="ended">ended</td>' in listed
+    assert "run: ended by a person in Airflow" in listed
+
+
 def require_pages(real_airflow, run: Run, row: str) -> None:
     """The pages of a run's report and of all releases are as they should be."""
     pages, admin = f"{real_airflow.access.url}/llm-pipeline", real_airflow.token("admin")

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from urllib.parse import urljoin
 
 import pytest
@@ -17,9 +20,13 @@ from llm_pipeline_airflow.plugin import LlmPipelinePlugin
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from place_here import serve
 from store_history import GO, NO_GO, History
 
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
+from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.store import open_store
+from llm_pipeline.store.place_state import Pointer
 
 REPORT = "/dags/release__tiny/runs/manual/report"
 
@@ -35,6 +42,7 @@ class Manager:
 def client(project, monkeypatch) -> Iterator[TestClient]:
     monkeypatch.setenv("AIRFLOW__LLM_PIPELINE__RELEASES", str(project.config.parent))
     monkeypatch.setattr(web, "get_auth_manager", Manager)
+    monkeypatch.setattr(web, "_used", set)
     for route in web.app.routes:
         for dependency in getattr(route, "dependant", None).dependencies if hasattr(route, "dependant") else ():
             monkeypatch.setitem(web.app.dependency_overrides, dependency.call, lambda: None)
@@ -90,6 +98,38 @@ def test_a_store_that_this_host_does_not_have_is_no_empty_store(client, project,
     assert f"{project.root}/store" in answer.text
     assert "No release yet" not in answer.text
     assert "No report yet" not in answer.text
+
+
+def test_the_store_of_an_example_that_nobody_released_is_not_asked(client, monkeypatch):
+    monkeypatch.setattr(web, "_used", lambda _: set())
+    answer = client.get("/releases")
+    assert answer.status_code == 200
+    assert "No release yet" in answer.text
+
+
+class Answering(BaseHTTPRequestHandler):
+    """Says what the test wants."""
+
+    status = HTTPStatus.OK
+
+    def do_GET(self) -> None:
+        self.send_response(self.status)
+        self.end_headers()
+
+
+def test_what_serves_is_asked_now(client, two_releases, project):
+    repository = ArtifactRef(kind="model_repository", digest="a" * 64)
+    since = datetime(2026, 1, 1, tzinfo=UTC)
+    pointer = Pointer(release_id=two_releases[1], repository=repository, slot="blue", recipe="fp8", promoted_at=since)
+    serve(open_store(f"file://{project.root}/store"), "demo/tiny", "cpu-a", pointer)
+    url = "http://127.0.0.1:18621"
+    assert f"<td class=problem>{url} gives no answer here (ConnectError)" in client.get("/releases").text
+    with HTTPServer(("127.0.0.1", 18621), Answering) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        assert f"<td>{url} answers</td>" in client.get("/releases").text
+        Answering.status = HTTPStatus.BAD_GATEWAY
+        assert f"<td class=problem>{url} answers with status 502</td>" in client.get("/releases").text
+        server.shutdown()
 
 
 def test_a_dag_that_is_none_of_a_release_has_no_report(client):
