@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import io
 import json
 import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote
 
 import aiohttp
-import numpy as np
 
 from llm_pipeline.base.entry import ArgumentParser, entry_point
 from llm_pipeline.base.errors import ConfigError, Transient
@@ -36,8 +33,7 @@ _LOOK_SECONDS = 0.25
 _CLICK_SECONDS = 0.7
 _DRAWING_SECONDS = 2.5
 _MARGIN_PIXELS = 16.0
-_MARK_CONTRAST = 60
-_WHOLE_GRAPH = ("Show Graph (Press g)", "Expand all task groups", "Collapse Details Panel", "Fit View")
+_CLOSED_GRAPH = ("Show Graph (Press g)", "Collapse Details Panel", "Fit View")
 
 
 @dataclass(frozen=True)
@@ -51,7 +47,7 @@ class Picture:
         frame: The text is inside the page's frame.
         clicks: Labels of buttons to click, in order, once the page is ready.
         around: CSS selector of what the picture shows, twice as large; empty for the whole page.
-        rows: Rows that a very wide picture is cut into, one above the other, to be legible on a page.
+        graph_of: The DAG whose graph goes from top to bottom, which a browser keeps for each DAG; empty for none.
     """
 
     file: str
@@ -60,7 +56,7 @@ class Picture:
     frame: bool = False
     clicks: tuple[str, ...] = ()
     around: str = ""
-    rows: int = 1
+    graph_of: str = ""
 
 
 class Browser:
@@ -195,45 +191,24 @@ async def take(access: AirflowAccess, pictures: Sequence[Picture]) -> dict[str, 
     async with Browser() as browser:
         await _log_in(browser, access)
         for picture in pictures:
+            if picture.graph_of:
+                downwards = f"localStorage.setItem('direction-{picture.graph_of}', JSON.stringify('DOWN'))"
+                await browser.evaluate(downwards)
             await browser.open(access.url + picture.path)
             await browser.wait_for(_shows(picture), repr(picture.text))
             for label in picture.clicks:
                 await browser.click(label)
             await asyncio.sleep(_DRAWING_SECONDS)
-            taken[picture.file] = in_rows(await browser.picture(picture.around), picture.rows)
+            taken[picture.file] = await browser.picture(picture.around)
             log.info("picture taken", file=picture.file)
     return taken
-
-
-def in_rows(png: bytes, rows: int) -> bytes:
-    """Cut a wide picture into rows, each cut where the fewest marks are, so that no box is cut through."""
-    if rows == 1:
-        return png
-    from PIL import Image
-
-    picture = Image.open(io.BytesIO(png)).convert("RGB")
-    pixels = np.asarray(picture, dtype=int)
-    marks = (np.abs(pixels - pixels[0, 0]).sum(axis=2) > _MARK_CONTRAST).sum(axis=0)
-    cuts = [0, *(_quiet_column(marks, picture.width * row // rows) for row in range(1, rows)), picture.width]
-    parts = [picture.crop((left, 0, right, picture.height)) for left, right in pairwise(cuts)]
-    sheet = Image.new("RGB", (max(part.width for part in parts), picture.height * rows), picture.getpixel((0, 0)))
-    for row, part in enumerate(parts):
-        sheet.paste(part, (0, row * picture.height))
-    output = io.BytesIO()
-    sheet.save(output, "PNG", optimize=True)
-    return output.getvalue()
-
-
-def _quiet_column(marks: np.ndarray[Any, Any], wanted: int) -> int:
-    reach = len(marks) // 12
-    return wanted - reach + int(np.argmin(marks[wanted - reach : wanted + reach]))
 
 
 def release_pictures(dag_id: str, run_id: str) -> list[Picture]:
     """The pages of a release's run that the documentation shows."""
     run = f"/dags/{dag_id}/runs/{quote(run_id, safe='')}"
     return [
-        Picture("dag.png", run, "Preparation", clicks=_WHOLE_GRAPH, around=".react-flow__node", rows=3),
+        Picture("dag.png", run, "Preparation", clicks=_CLOSED_GRAPH, around=".react-flow__node", graph_of=dag_id),
         Picture("approval.png", f"{run}/tasks/approve/required_actions", "Promote"),
         Picture("report.png", f"{run}/plugin/release-report", "", frame=True),
     ]

@@ -473,8 +473,8 @@ class StepApprovalOperator(DecisionOperator):
             self.subject = f"{self.step:g} % of {self.target}"
             self._answer = (approval.answer, approval.by)
         if approval is None or approval.answer != "approved":
-            waits = approval is None or approval.answer == "waiting"  # nobody answered, and the canary was rolled back
-            what = "withdrawn" if approval is None or waits else approval.answer
+            told = str(approval.answer) if approval is not None else "waiting"
+            what = told.replace("waiting", "withdrawn")  # for its canary was rolled back
             raise refused(context, f"step {self.step:g} % of {self.target}: {what}; the canary is rolled back")
         log.info("step %g %% was approved by %s", self.step, approval.by)
 

@@ -96,10 +96,10 @@ class GiveBackOperator(BaseOperator):
 
     ui_color = ClaimSensor.ui_color
 
-    def __init__(self, *, config_path: str, deciding: DecidingTasks, **kwargs: Any) -> None:
+    def __init__(self, *, config_path: str, deciding: DecidingTasks | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.config_path = config_path
-        self.deciding = deciding
+        self.deciding = deciding or DecidingTasks()
 
     def execute(self, context: Context) -> None:
         """Give the claim back; one that was taken over is left alone."""

@@ -171,8 +171,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
             yield
         except Terminal as error:
             self._ending = error.kind
-            told = isinstance(error, RemoteStageError)  # in the stage's log
-            raise refused(context, error.kind if told else error.told) from error
+            raise refused(context, error.told, told=isinstance(error, RemoteStageError)) from error
         except Transient as error:
             log.warning("%s", error.told)  # what Airflow shows of the exception itself names no runbook
             raise
@@ -232,7 +231,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         verdict = result.judgement.verdict.value if result.judgement else None
         self._ending = " · ".join(part for part in (verdict, "reused" if result.reused else None) if part)
         if not passed(result) and result.judgement is not None:
-            raise refused(context, f"{result.stage} {result.subject}".strip() + f": {verdict}")
+            raise refused(context, f"{result.stage} {result.subject}".strip() + f": {verdict}", told=True)
         return {
             "release_id": result.release_id,
             "subject": result.subject,

@@ -28,10 +28,10 @@ class DecidingTasks:
         choose: Where targets choose.
     """
 
-    last: tuple[str, ...]
-    once: tuple[str, ...]
-    recipes: tuple[str, ...]
-    choose: tuple[str, ...]
+    last: tuple[str, ...] = ()
+    once: tuple[str, ...] = ()
+    recipes: tuple[str, ...] = ()
+    choose: tuple[str, ...] = ()
 
     def ended_by_person(self, context: Context) -> bool:
         """Whether somebody ended the run, of which the rules of the flow themselves make no failure."""

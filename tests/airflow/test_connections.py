@@ -59,7 +59,8 @@ class Hub(BaseHTTPRequestHandler):
 
 def test_the_test_button_says_whether_hub_and_store_take_the_secret(monkeypatch: pytest.MonkeyPatch, s3) -> None:
     def tested(conn_type: str, **fields: str) -> tuple[bool, str]:
-        return Connection(conn_id="here", conn_type=conn_type, **fields).test_connection()
+        monkeypatch.setenv("AIRFLOW_CONN_HERE", json.dumps({"conn_type": conn_type, **fields}))  # as the button does
+        return Connection(conn_id="here", conn_type=conn_type).test_connection()
 
     with HTTPServer(("127.0.0.1", 0), Hub) as hub:
         Thread(target=hub.serve_forever, daemon=True).start()
