@@ -153,7 +153,8 @@ class _Drawing:
         """Add the tasks of a lane, in a group that is mapped over its items."""
         over, box = lane.group.over.value, self._box(lane.group)
 
-        around = {} if box is None else {"parent_group": box}  # None would be the DAG itself, and no group around us
+        # None would be the DAG itself, whatever group is open.
+        around: dict[str, Any] = {} if box is None else {"parent_group": box}
 
         @task_group(group_id=lane.id, group_display_name=lane.title, tooltip=lane.group.words, **around)
         def group(**mapped: str) -> None:
