@@ -1,31 +1,32 @@
-"""HTTP calls whose answers are bounded in bytes and in time, from the status line to the last byte of the body.
+"""HTTP calls whose answers are bounded in bytes and in time, from connecting to the last byte of the body.
 
     answer = call("http://127.0.0.1:8002/metrics", seconds=2.0)
     answer.status, answer.body
 
-Every read gets what is left of one deadline. Answers are never decompressed (none is asked for), and redirects are not
-followed: the headers may hold a token.
+Answers are never decompressed (none is asked for), and redirects are not followed: the headers may hold a token.
 
-Every plain HTTP call of this package at work goes through here. It is built on the standard library: httpx is not
-installed with the light package, bounds each read alone, so that an answer that comes byte by byte never ends, and
-takes three times as long to import. The load test and what shares its client use aiohttp for its speed; the hub and
-clouds have the clients of their own libraries, with the same bounds.
+Every plain HTTP call of this package at work goes through here. The hub and clouds have the clients of their own
+libraries, with the same bounds.
 """
 
 from __future__ import annotations
 
-import http.client
+import asyncio
 import ssl
-import urllib.request
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
-
-from llm_pipeline.base.timed_connection import AnswerTooLong, Deadline, TimedConnection
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 LONGEST_ANSWER_BYTES = 64 * 1024 * 1024
 """Far above every metrics page, statistics dump or query result that is read this way."""
+
+_CHUNK_BYTES = 64 * 1024
+
+
+class AnswerTooLong(OSError):
+    """The other side sends more bytes than the caller takes."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def call(
     longest_bytes: int = LONGEST_ANSWER_BYTES,
     through_proxy: bool = False,
 ) -> HttpAnswer:
-    """Send one request on a connection of its own and read the whole answer.
+    """Send one request on a connection of its own and read the whole answer. The caller waits for it, a coroutine, too.
 
     Args:
         url: An http or https URL.
@@ -75,63 +76,39 @@ def call(
         OSError: Nobody answers, the answer broke off, or it is not HTTP.
         ValueError: The URL or a header cannot be sent.
     """
-    if not url.startswith(("http://", "https://")):
+    import aiohttp  # it takes a while, and most processes make no call
+
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https"):
         raise ValueError("not an http or https URL")
-    request = urllib.request.Request(url, body, dict(headers or {}), method=method)  # noqa: S310 - checked above
-    deadline = Deadline(seconds)
-    handlers: list[urllib.request.BaseHandler] = [_Http(deadline), _EveryStatus()]
-    if url.startswith("https:"):
-        handlers.append(_Https(deadline, tls or ssl.create_default_context()))
-    if not through_proxy:
-        handlers.append(urllib.request.ProxyHandler({}))
+    proxy = getproxies().get(parts.scheme) if through_proxy and not proxy_bypass(parts.netloc) else None
+
+    async def answered() -> HttpAnswer:
+        async with (
+            aiohttp.ClientSession(auto_decompress=False, timeout=aiohttp.ClientTimeout(total=seconds)) as session,
+            session.request(
+                method,
+                url,
+                headers={"Accept-Encoding": "identity", **(headers or {})},
+                data=body,
+                ssl=tls or True,
+                proxy=proxy,
+                allow_redirects=False,
+            ) as response,
+        ):
+            data = bytearray()
+            async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
+                data += chunk
+                if len(data) > longest_bytes:
+                    raise AnswerTooLong(f"the answer has more than {longest_bytes} bytes")
+            return HttpAnswer(response.status, bytes(data))
+
     try:
-        with urllib.request.build_opener(*handlers).open(request, timeout=seconds) as answer:
-            data = answer.read(longest_bytes + 1)
-            if len(data) > longest_bytes:
-                raise AnswerTooLong(f"the answer has more than {longest_bytes} bytes")
-            if answer.length:  # a read of so many bytes does not tell by itself that the body broke off
-                raise ConnectionError(f"the answer broke off {answer.length} bytes before its end")
-            return HttpAnswer(answer.status, data)
-    except http.client.HTTPException as error:
+        with ThreadPoolExecutor(1) as pool:  # the caller's thread may have a loop of its own
+            return pool.submit(asyncio.run, answered()).result()
+    except TimeoutError as error:
+        raise TimeoutError(f"the answer was not complete after {seconds:g} s") from error
+    except aiohttp.ClientError as error:
+        if isinstance(error, (OSError, ValueError)):
+            raise
         raise ConnectionError(f"the answer is not HTTP, or broke off: {type(error).__name__}") from error
-
-
-class _HttpConnection(TimedConnection):
-    def __init__(self, *arguments: Any, deadline: Deadline, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self.deadline = deadline
-
-
-class _HttpsConnection(_HttpConnection, http.client.HTTPSConnection):
-    """The same over TLS: its socket is wrapped once the handshake is done."""
-
-
-class _Http(urllib.request.HTTPHandler):
-    def __init__(self, deadline: Deadline) -> None:
-        super().__init__()
-        self._connect = partial(_HttpConnection, deadline=deadline)
-
-    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(self._connect, req)
-
-
-class _Https(urllib.request.HTTPSHandler):
-    def __init__(self, deadline: Deadline, context: ssl.SSLContext) -> None:
-        super().__init__()
-        self._connect = partial(_HttpsConnection, deadline=deadline, context=context)
-
-    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(self._connect, req)
-
-
-class _EveryStatus(urllib.request.HTTPErrorProcessor):
-    """Hands on every answer as it is: an error or a redirect is the caller's to judge."""
-
-    def http_response(
-        self,
-        request: urllib.request.Request,  # noqa: ARG002 - of the base class
-        response: http.client.HTTPResponse,
-    ) -> http.client.HTTPResponse:
-        return response
-
-    https_response = http_response

@@ -7,7 +7,7 @@
 A failed request is data, not an exception: a stream may break off, or say under HTTP 200 that it failed, so every
 answer is checked here.
 
-It uses aiohttp, whose C parser keeps up with the rates of a load test; other calls are made by `base.bounded_http`.
+It uses aiohttp, whose C parser keeps up with the rates of a load test, as `base.bounded_http` does for single calls.
 """
 
 from __future__ import annotations
