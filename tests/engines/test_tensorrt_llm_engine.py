@@ -246,3 +246,9 @@ def test_a_checkpoint_without_a_tokenizer_is_refused_before_the_build(inputs, tm
     (given.checkpoint / name).unlink()
     with pytest.raises(IntegrityError, match=f"has no {name}"):
         build(given, tmp_path)
+
+
+def test_a_checkpoint_may_say_null_for_no_quantization(inputs, tmp_path):
+    given = write_trtllm_checkpoint(tmp_path / "given", algorithm=None, quantization=None)
+    _, facts = build(inputs(given=given), tmp_path)
+    assert (facts.quantization, facts.kv_cache) == (None, "bfloat16")

@@ -15,7 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
 from llm_pipeline.base.json_document import load_record
@@ -294,6 +294,11 @@ class BuildCheckpoint(_Part):
     dtype: str
     mapping: _Mapping
     quantization: _Quantization = _Quantization()
+
+    @field_validator("quantization", mode="before")
+    @classmethod
+    def _may_be_null(cls, value: object) -> object:
+        return value or {}
 
 
 class _Engine(_Part):
