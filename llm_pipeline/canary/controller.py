@@ -472,8 +472,7 @@ class CanaryController:
         return self._router.nearest(wanted)
 
     def _save(self, record: CanaryRecord, **changes: object) -> CanaryRecord:
-        heard = {"epoch": self._token.epoch, "heard_at": time.time()}
-        return self._journal.save(record.model_copy(update={**changes, **heard}))
+        return self._journal.save(record.model_copy(update={**changes, "epoch": self._token.epoch}))
 
     def _hold(self, record: CanaryRecord | None, refused: Transient) -> None:
         """Wait a moment while the store refuses writes; the next turn does the same as this one.
@@ -481,8 +480,9 @@ class CanaryController:
         Raises:
             Transient: As `refused`: the candidate has no traffic.
         """
+        candidate = record.candidate if record is not None and not record.settled else None
         state = self._router.read()[0]
-        if record is None or state.candidate != record.candidate or not state.weights.get(record.candidate):
+        if candidate is None or state.candidate != candidate or not state.weights.get(candidate):
             raise refused
         log.warning(
             "the store accepts no writes, and nothing is moved until it does; `rollback --force` does not wait",

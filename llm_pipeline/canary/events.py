@@ -7,8 +7,6 @@ that they belong to, and the oldest go when there are too many. `record.read_eve
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
 from enum import StrEnum
 
 from llm_pipeline.base.records import Frozen
@@ -60,25 +58,3 @@ class CanaryEvent(Frozen):
     summary: str
     by: str
     verdict: Verdict | None = None
-
-
-def with_event(
-    events: Sequence[CanaryEvent],
-    kind: EventKind,
-    summary: str,
-    *,
-    percent: float,
-    by: str,
-    verdict: Verdict | None = None,
-) -> tuple[CanaryEvent, ...]:
-    """The events and one more, bounded to `MOST_EVENTS`."""
-    event = CanaryEvent(
-        number=events[-1].number + 1 if events else 1,
-        at=time.time(),
-        kind=kind,
-        percent=percent,
-        summary=summary[:LONGEST_SUMMARY],
-        by=by,
-        verdict=verdict,
-    )
-    return (*events, event)[-MOST_EVENTS:]

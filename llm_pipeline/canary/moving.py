@@ -24,7 +24,7 @@ from llm_pipeline.base.verdict import Judgement
 from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.canary import judgements as findings
 from llm_pipeline.canary.events import EventKind
-from llm_pipeline.canary.patience import DrainLimit, Patience
+from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase
 from llm_pipeline.canary.router import (
     RouterRejected,
@@ -129,48 +129,42 @@ def _write_with_retries(router: TrafficRouter, want: RouteState, seconds: float)
         pause = min(2 * pause, _LARGEST_PAUSE_SECONDS)
 
 
-@dataclass(frozen=True)
-class Retired:
-    """What happened to a server that was to be stopped.
-
-    Attributes:
-        stopped: False when the slot serves something else by now, which was left alone.
-        cut: Requests that were still in flight; None when nobody can tell.
-    """
-
-    stopped: bool
-    cut: int | None
-
-    def words(self, limit: DrainLimit) -> str:
-        """What a person must know about it; empty if all went well."""
-        cut = f"{self.cut} requests still in flight were cut after {limit.seconds:g} s" if self.cut else ""
-        return cut if self.stopped else LEFT_ALONE
-
-
-def retire(site: Site, slot: SlotName, repository: ArtifactRef, *, token: FencingToken, limit: DrainLimit) -> Retired:
+def retire(site: Site, slot: SlotName, repository: ArtifactRef, *, token: FencingToken, drain_seconds: float) -> str:
     """Let requests in flight at a slot end, then stop its server of this repository.
 
-    Long generations take minutes, so `limit` bounds the wait.
+    Args:
+        site: The place's; its patience may say how long to wait instead.
+        slot: Where the server is.
+        repository: What it serves; a slot that serves something else by now is left alone.
+        token: Shown to the slots.
+        drain_seconds: Long generations take minutes: what still runs after so long is cut.
+
+    Returns:
+        What a person must know about it; empty if all went well.
 
     Raises:
         Fenced: Somebody else took the slots over meanwhile; nothing was stopped.
     """
-    cut = _drain(site, slot, limit) if site.slots.alive(slot) else 0
-    retired = Retired(site.slots.stop(slot, repository, token), cut)
-    if words := retired.words(limit):
+    longest = drain_seconds if site.patience.drain is None else site.patience.drain
+    cut = _drain(site, slot, longest) if site.slots.alive(slot) else 0
+    words = f"{cut} requests still in flight were cut after {longest:g} s" if cut else ""
+    if not site.slots.stop(slot, repository, token):
+        words = LEFT_ALONE
+    if words:
         log.warning(words, slot=slot, repository=str(repository))
-    return retired
+    return words
 
 
-def _drain(site: Site, slot: SlotName, limit: DrainLimit) -> int | None:
-    """Wait until no request is in flight; returns how many still are at the limit, None if that is unknown."""
+def _drain(site: Site, slot: SlotName, longest: float) -> int | None:
+    """Wait until no request is in flight; returns how many still are after so long, None if that is unknown."""
+    blind = longest if site.patience.blind_drain is None else site.patience.blind_drain
     began = told = time.monotonic()
     while (left := _in_flight(site, slot)) != 0 and site.slots.alive(slot):
         now = time.monotonic()
-        if now - began >= (limit.blind_seconds if left is None else limit.seconds):
+        if now - began >= (blind if left is None else longest):
             return left
         if now - told >= _DRAIN_LOG_SECONDS:
-            log.info("waiting for requests in flight", slot=slot, requests=left, limit_seconds=limit.seconds)
+            log.info("waiting for requests in flight", slot=slot, requests=left, limit_seconds=longest)
             told = now
         time.sleep(_POLL_SECONDS)
     return 0
@@ -380,9 +374,9 @@ def give_back(record: CanaryRecord, want: RouteState, site: Site, *, token: Fenc
     words = (
         "all traffic is on stable" if confirmed else "all traffic was sent to stable, but the router did not confirm it"
     )
-    limit = site.patience.draining(record.policy.drain_seconds)
-    retired = retire(site, record.candidate, record.repository, token=token, limit=limit)
-    words = "; ".join(filter(None, (words, retired.words(limit))))
+    seconds = record.policy.drain_seconds
+    retired = retire(site, record.candidate, record.repository, token=token, drain_seconds=seconds)
+    words = "; ".join(filter(None, (words, retired)))
     record = record.with_event(EventKind.ROLLED_BACK, words, by=by, percent=0.0)
     return record.model_copy(update={"traffic_confirmed": confirmed})
 

@@ -8,19 +8,6 @@ from llm_pipeline.config.router_place import RouterPlace
 
 
 @dataclass(frozen=True)
-class DrainLimit:
-    """How long requests in flight are waited for, in seconds.
-
-    Attributes:
-        seconds: How long to wait where they are counted.
-        blind_seconds: How long to wait where nobody counts them.
-    """
-
-    seconds: float
-    blind_seconds: float
-
-
-@dataclass(frozen=True)
 class Patience:
     """How long each part of a rollback is tried, in seconds.
 
@@ -46,8 +33,3 @@ class Patience:
         """The times that suit a kind of router; one that never counts requests in flight drains for the full time."""
         blind = cls.blind_drain if place.logs_requests else None
         return cls(confirm=place.acts_within_seconds, blind_drain=blind)
-
-    def draining(self, policy_seconds: float) -> DrainLimit:
-        """The drain limits, given the policy's seconds."""
-        seconds = policy_seconds if self.drain is None else self.drain
-        return DrainLimit(seconds, seconds if self.blind_drain is None else self.blind_drain)

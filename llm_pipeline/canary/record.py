@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from datetime import UTC, datetime
 from enum import StrEnum
 
@@ -17,7 +18,7 @@ from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.canary.access_log import LogCursor
 from llm_pipeline.canary.analysis import AnalysisState, Look
 from llm_pipeline.canary.arm_metrics import MetricsCursor
-from llm_pipeline.canary.events import CanaryEvent, EventKind, with_event
+from llm_pipeline.canary.events import LONGEST_SUMMARY, MOST_EVENTS, CanaryEvent, EventKind
 from llm_pipeline.canary.metrics import Hanging
 from llm_pipeline.canary.router import RouteState, SlotName
 from llm_pipeline.config.policy import CanaryPolicy
@@ -106,7 +107,6 @@ class CanaryRecord(Frozen):
         pause: Why it waits, while it is paused.
         pause_request: A person's pause that its controller obeys now: the phase stays, and the controller watches on.
         policy: Of the run that drove it last; the guard goes by it, too.
-        heard_at: When its controller wrote last.
         began_cursor: Where in the access log the canary begins.
         cursor: How far the access log is analysed; written together with the analysis, so nothing counts twice.
         in_flight: Requests of the step that had not ended there; written with it.
@@ -142,7 +142,6 @@ class CanaryRecord(Frozen):
     pause: Pause | None = None
     pause_request: PauseRequest | None = None
     policy: CanaryPolicy = CanaryPolicy()
-    heard_at: float = 0.0
     began_cursor: LogCursor = LogCursor()
     cursor: LogCursor = LogCursor()
     in_flight: dict[str, Hanging] = Field(default_factory=dict)
@@ -180,9 +179,16 @@ class CanaryRecord(Frozen):
         self, kind: EventKind, summary: str, *, by: str, verdict: Verdict | None = None, percent: float | None = None
     ) -> CanaryRecord:
         """The record with one more event, at the step in force if no other share is given."""
-        share = self.step_percent if percent is None else percent
-        events = with_event(self.events, kind, summary, percent=share, by=by, verdict=verdict)
-        return self.model_copy(update={"events": events})
+        event = CanaryEvent(
+            number=self.events[-1].number + 1 if self.events else 1,
+            at=time.time(),
+            kind=kind,
+            percent=self.step_percent if percent is None else percent,
+            summary=summary[:LONGEST_SUMMARY],
+            by=by,
+            verdict=verdict,
+        )
+        return self.model_copy(update={"events": (*self.events, event)[-MOST_EVENTS:]})
 
 
 class CanaryJournal:

@@ -88,13 +88,6 @@ def timeline(
     return points
 
 
-class TimelineMark(Frozen):
-    """A moment worth a line in the plot; `at_seconds` counts from the canary's start."""
-
-    at_seconds: float
-    label: str
-
-
 class EvidenceSeries(Frozen):
     """The e-values of a canary over its time, and what they are compared with.
 
@@ -117,7 +110,6 @@ class CanarySummary(Frozen):
     Attributes:
         began_at: Seconds since 1970.
         stable: The slot that served before; None for a first deployment.
-        marks: Steps, pauses, promotion, rollback.
         events: What happened in this attempt, oldest first.
         evidence: The e-values over time; None before the first look.
         step: The step in force; None before the first.
@@ -129,7 +121,6 @@ class CanarySummary(Frozen):
     began_at: float
     stable: SlotName | None
     candidate: SlotName
-    marks: tuple[TimelineMark, ...]
     events: tuple[CanaryEvent, ...] = ()
     evidence: EvidenceSeries | None = None
     step: StepSummary | None = None
@@ -157,11 +148,6 @@ def write_timeline(directory: Path, record: CanaryRecord, access_log: AccessLog 
         began_at=record.began_at,
         stable=record.stable,
         candidate=record.candidate,
-        marks=tuple(
-            TimelineMark(at_seconds=event.at - record.began_at, label=label)
-            for event in events
-            if (label := _label(event))
-        ),
         events=tuple(events),
         evidence=_evidence(record),
         step=summarise_step(record),
@@ -200,24 +186,6 @@ def _interval_seconds(requests: Sequence[ObservedRequest], began_at: float) -> f
     """Whole seconds."""
     lasted = max((request.started_at for request in requests), default=began_at) - began_at
     return float(max(1, math.ceil(lasted / MOST_INTERVALS)))
-
-
-_LABELS = {
-    EventKind.STARTED: "candidate started",
-    EventKind.APPROVAL_ASKED: "paused",
-    EventKind.PROMOTED: "promoted",
-    EventKind.ROLLED_BACK: "traffic on stable",
-    **{kind: kind.value for kind in (EventKind.PAUSED, EventKind.PAUSED_BY_PERSON, EventKind.RESUMED)},
-}
-
-
-def _label(event: CanaryEvent) -> str:
-    """Of the line that an event has in the plot; empty for none."""
-    if event.kind is EventKind.SHIFTED:
-        return f"{event.percent:g} %"
-    if event.kind is EventKind.ROLLING_BACK:
-        return f"{event.kind.value}: {event.summary}"
-    return _LABELS.get(event.kind, "")
 
 
 def _share_after(event: CanaryEvent, record: CanaryRecord) -> float | None:

@@ -87,39 +87,25 @@ def _may_wait(approval: StepApproval, now: float) -> bool:
     return approval.answer == "waiting" and approval.asked_at is not None and not approval.overdue(now)
 
 
-def silent_seconds(
-    store: ArtifactStore, record: CanaryRecord, approval: str, now: HostTime, *, remember: bool
-) -> float:
+def silent_seconds(store: ArtifactStore, record: CanaryRecord, approval: str, now: HostTime) -> float:
     """For how long a canary has not changed, as the guard sees it; the guard's heartbeat remembers what it sees.
-
-    If the store accepts no new heartbeat, the times that the controller wrote are used instead.
 
     Args:
         store: Where the record is.
         record: Of the canary.
         approval: The answer that it waits for or got, in any words: a new one is a heartbeat.
         now: On this host.
-        remember: Write the guard's heartbeat; without it, too, the times that the controller wrote are used.
     """
-    target = record.target
-    known = read_place(store, target).guard
+    known = read_place(store, record.target).guard
     found = f"{record.release_id} {_revisions(store, record)} {approval}"
-    before = known.sighting if known is not None else None
-    same = before if before is not None and before.found == found else None
-    sighting = same or Sighting(found=found, boot=now.boot, since=now.up_seconds, since_wall=now.wall)
-    remembered = remember and _leave(store, target, Heartbeat(at=now.wall, sighting=sighting))
-    if same is None and not remembered:
-        return max(0.0, now.wall - record.heard_at)
-    return now.seconds_since(HostTime(sighting.boot, sighting.since, sighting.since_wall))
-
-
-def _leave(store: ArtifactStore, target: str, heartbeat: Heartbeat) -> bool:
+    sighting = known.sighting if known is not None else None
+    if sighting is None or sighting.found != found:
+        sighting = Sighting(found=found, boot=now.boot, since=now.up_seconds, since_wall=now.wall)
     try:
-        record_heartbeat(store, target, heartbeat)
+        record_heartbeat(store, record.target, Heartbeat(at=now.wall, sighting=sighting))
     except Transient as error:
-        log.warning("the guard cannot record that it ran", gpu_target=target, reason=str(error))
-        return False
-    return True
+        log.warning("the guard cannot record that it ran", gpu_target=record.target, reason=str(error))
+    return now.seconds_since(HostTime(sighting.boot, sighting.since, sighting.since_wall))
 
 
 def is_driven(store: ArtifactStore, target: str, *, seconds: float) -> bool:

@@ -120,18 +120,14 @@ class GuardedSite(Site):
             if self.router is not None or not release_id:
                 record_heartbeat(self.store, self.target, Heartbeat(at=now.wall))
             return []
+        if self.router is None and record.intended is not None:
+            return []  # its router is on another host, and nobody may rely on this guard
         approval = self._approval(record)
         said = f"{approval.answer} {approval.answered_at}" if approval is not None else ""
-        mine = self.router is not None or record.intended is None  # or else nobody may rely on this guard
-        silent = silent_seconds(self.store, record, said, now, remember=mine)
+        silent = silent_seconds(self.store, record, said, now)
         must, why = self._must_end(record, approval, silent, now)
-        if not must:
+        if not must or is_driven(self.store, self.target, seconds=self.watch_seconds):
             return []
-        if is_driven(self.store, self.target, seconds=self.watch_seconds):
-            return []
-        if not mine:
-            detail = f"{why}, but the target's router is not on this host"
-            return [GuardAction(self.target, release_id, "failed", detail)]
         return self._end(record, why)
 
     def _end(self, record: CanaryRecord, why: str) -> list[GuardAction]:

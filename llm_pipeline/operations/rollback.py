@@ -4,13 +4,13 @@
 |---|---|
 | on trial | its canary ends, stable has all traffic |
 | promoted, not yet settled | the same; it can no longer be settled |
-| production | the release before it is made to answer and takes all traffic, and is production |
+| production | the release before it is production, is made to answer, and takes all traffic |
 
 It names what it leaves, so that asking twice changes nothing: without a name that is what is on trial, or else what
 serves, unless that is there because another release was just taken back. What was taken back is never gone back to.
 
-What is to be done is written down before anything moves. Killed anywhere, the next one who asks carries it out, or the
-guard does; each part can be done again. Users are moved to a server that answers, before any server is stopped.
+It is one edit of the place's document, before anything moves. Killed anywhere, the next one who asks carries it out, or
+the guard does; each part can be done again. Users are moved to a server that answers, before any server is stopped.
 
 While the store accepts no writes nothing is moved, but by `force_at`: it goes by what router and servers show, stops
 nothing, and the same rollback without it records what was done once the store takes it.
@@ -49,7 +49,6 @@ from llm_pipeline.canary.record import (
     Phase,
     latest_canary,
     lease_name,
-    read_canary_record,
     take_over,
 )
 from llm_pipeline.canary.router import RouterUnavailable, SlotName, TrafficRouter, all_to, other_slot
@@ -224,7 +223,7 @@ class _RollBack:
         require_served(self._store, self._place.model_id, self._target, mine.previous)
         if trial is not None:
             self._leave_trial(trial, production)
-        return self._carry_out(production.release_id, mine.previous.release_id, repository=production.repository)
+        return self._leave_production(production, mine.previous)
 
     def finish_last(self) -> WayBack | None:
         """Carry out the last way back, if it is not done; returns it if so."""
@@ -232,13 +231,13 @@ class _RollBack:
         found, trial, production = state.way_back, on_trial(self._place, state), state.production
         if found is None or found.done:
             return None
+        unused = trial is None or not trial.candidate_started  # the other slot; a canary there found the traffic moved
         if trial is not None and (trial.release_id, trial.began_at) == (found.left, found.began_at):
-            self._end(trial)
-        elif production is not None and production.release_id == found.left:
+            journal = CanaryJournal(self._store, trial.release_id, self._target)
+            end_canary(journal, self._place.site, lease=self._lease, by=self._by, even_promoted=True)
+        elif production is not None and found.began_at is None and production.release_id == found.to and unused:
             self._bring_back(production, found)
-        elif production is not None and production.release_id == found.to and trial is None:
-            self._clear_up(production, found)
-        self._note(found.model_copy(update={"done": True}))
+        self._edit(lambda state: state.model_copy(update={"way_back": found.model_copy(update={"done": True})}))
         return found
 
     def _leave_trial(self, trial: CanaryRecord, production: Pointer | None) -> PlaceState:
@@ -246,78 +245,69 @@ class _RollBack:
             hint = "it is the first one on this target: release another one"
             raise ConfigError(f"there is no release to return to from {trial.release_id}", hint=hint)
         to = production.release_id if production is not None else ""
-        return self._carry_out(trial.release_id, to, repository=trial.repository, began_at=trial.began_at)
+        way_back = self._way_back(trial.release_id, to, trial.repository, began_at=trial.began_at)
 
-    def _carry_out(self, left: str, to: str, *, repository: ArtifactRef, began_at: float | None = None) -> PlaceState:
-        """Write down what is to be done, and do it."""
-        asked_at = datetime.now(UTC)
-        self._note(WayBack(left=left, to=to, by=self._by, asked_at=asked_at, repository=repository, began_at=began_at))
+        def leave(state: PlaceState) -> PlaceState:
+            left = state.model_copy(update={"way_back": way_back})
+            return left.taking_back(trial.release_id) if trial.phase is Phase.PROMOTED else left
+
+        self._edit(leave)  # whoever is about to settle it finds it taken back
         self.finish_last()
         return self._state()
 
-    def _end(self, trial: CanaryRecord) -> None:
-        if trial.phase is Phase.PROMOTED:  # whoever is about to settle it finds it taken back
-            self._edit(lambda state: state.taking_back(trial.release_id))
-        journal = CanaryJournal(self._store, trial.release_id, self._target)
-        end_canary(journal, self._place.site, lease=self._lease, by=self._by, even_promoted=True)
+    def _leave_production(self, production: Pointer, previous: Pointer) -> PlaceState:
+        """One edit: the release before it is production. What that needs is done afterwards, by whoever comes."""
+        way_back = self._way_back(production.release_id, previous.release_id, production.repository)
+        back = {"slot": free_slot(previous, production), "promoted_at": way_back.asked_at}
+        changes = {
+            "production": previous.model_copy(update=back),
+            "previous": None,
+            "previous_model": "",
+            "keep_until": None,
+            "way_back": way_back,
+        }
+        self._edit(lambda state: state.model_copy(update=changes).taking_back(production.release_id))
+        self.finish_last()
+        return self._state()
+
+    def _way_back(self, left: str, to: str, repository: ArtifactRef, began_at: float | None = None) -> WayBack:
+        now = datetime.now(UTC)
+        return WayBack(left=left, to=to, by=self._by, asked_at=now, repository=repository, began_at=began_at)
 
     def _bring_back(self, production: Pointer, found: WayBack) -> None:
-        """The release before production takes its place."""
-        previous, router, slots = self._state().way_back_to, self._place.router, self._place.slots
-        if previous is None or router is None:
-            raise RouterUnavailable("production cannot be rolled back from here", where=self._target)
-        require_served(self._store, self._place.model_id, self._target, previous)
-        slot, token = free_slot(previous, production), token_of(self._lease, self._place.site)
-        warm = slots.alive(slot)
-        slots.replace(slot, previous.repository, token)
-        name_release(router, slot, previous.release_id)
-        warm &= not have_answering(slots, slot, previous.repository, token, seconds=self._place.patience.prove)
-        if not warm:
-            slots.warm_up(slot, previous.repository)
-            wait_usable(router, slot, self._place.patience.usable)
-        log.info(f"release {previous.release_id} answers", slot=slot, was_warm=warm)
-        self._lease.check()
-        self._move(router, slot, token, f"rollback to {previous.release_id}")
-        since = max(datetime.now(UTC), found.asked_at)  # by another host's clock it may have been asked later than now
-        back = previous.model_copy(update={"slot": slot, "promoted_at": since})
-        changes = {"production": back, "previous": None, "previous_model": "", "keep_until": None}
-        self._edit(lambda state: state.model_copy(update=changes).taking_back(production.release_id))
-        self._retire(production.slot, production.release_id, production.repository, token)
-        log.info("production rolled back", release=back.release_id, slot=slot)
-
-    def _clear_up(self, production: Pointer, found: WayBack) -> None:
-        """After it was written down what serves: move the traffic and stop the server of the release that was left."""
-        router = self._place.router
+        """Have production answer, move the traffic, and only then stop the server of the release that was left."""
+        router, slots, slot = self._place.router, self._place.slots, production.slot
         if router is None:
-            return
-        token = token_of(self._lease, self._place.site)
-        self._move(router, production.slot, token, f"rollback to {production.release_id}")
-        self._retire(other_slot(production.slot), found.left, found.repository, token)
-
-    def _retire(self, slot: SlotName, release_id: str, repository: ArtifactRef, token: FencingToken) -> None:
-        """Stop the server of the release that was left, and have its record say so."""
-        record = read_canary_record(self._store, release_id, self._target)
-        limit = self._place.patience.draining((record.policy if record else CanaryPolicy()).drain_seconds)
-        retired = retire(self._place.site, slot, repository, token=token, limit=limit)
-        self._note_taken_back(release_id, token.epoch, retired.words(limit))
-
-    def _move(self, router: TrafficRouter, slot: SlotName, token: FencingToken, owner: str) -> None:
-        want = all_to(slot, owner=owner, epoch=token.epoch)
-        state = router.read()[0]
+            raise RouterUnavailable("production cannot be rolled back from here", where=self._target)
+        require_served(self._store, self._place.model_id, self._target, production)
+        token, warm = token_of(self._lease, self._place.site), slots.alive(slot)
+        slots.replace(slot, production.repository, token)
+        name_release(router, slot, production.release_id)
+        warm &= not have_answering(slots, slot, production.repository, token, seconds=self._place.patience.prove)
+        if not warm:
+            slots.warm_up(slot, production.repository)
+            wait_usable(router, slot, self._place.patience.usable)
+        log.info(f"release {production.release_id} answers", slot=slot, was_warm=warm)
+        self._lease.check()
+        want, state = all_to(slot, owner=f"rollback to {found.to}", epoch=token.epoch), router.read()[0]
         if not state.same_traffic(want) or state.standby is not None:
             traffic_to(router, want, self._place.patience)
+        self._retire(other_slot(slot), found, token)
+        log.info("production rolled back", release=found.to, slot=slot)
 
-    def _note_taken_back(self, release_id: str, epoch: int, words: str) -> None:
-        """The record of a release's canary says what became of it, for reports and for its next run."""
-        journal = CanaryJournal(self._store, release_id, self._target)
+    def _retire(self, slot: SlotName, found: WayBack, token: FencingToken) -> None:
+        """Stop the server of the release that was left; its canary's record says so, for reports and its next run."""
+        journal = CanaryJournal(self._store, found.left, self._target)
         record = journal.load()
+        seconds = (record.policy if record else CanaryPolicy()).drain_seconds
+        cut = retire(self._place.site, slot, found.repository, token=token, drain_seconds=seconds)
         if record is None or record.phase is not Phase.PROMOTED:
             return
         judgement = findings.taken_back("in production", 100.0, self._by)
-        summary = "; ".join(filter(None, (judgement.summary, words)))
-        record = record.with_event(EventKind.ROLLED_BACK, summary, by=self._by, percent=0.0)
+        words = "; ".join(filter(None, (judgement.summary, cut)))
+        record = record.with_event(EventKind.ROLLED_BACK, words, by=self._by, percent=0.0)
         changes = {"phase": Phase.ROLLED_BACK, "judgement": judgement, "traffic_confirmed": True}
-        journal.save(record.model_copy(update={**changes, "epoch": max(epoch, record.epoch + 1)}))
+        journal.save(record.model_copy(update={**changes, "epoch": max(token.epoch, record.epoch + 1)}))
 
     def _not_there(self, state: PlaceState, leaving: str) -> PlaceState:
         """It neither serves nor is on trial: done before, or a mistake."""
@@ -342,9 +332,6 @@ class _RollBack:
             return edit(state)
 
         edit_place(self._store, self._target, confirmed)
-
-    def _note(self, way_back: WayBack) -> None:
-        self._edit(lambda state: state.model_copy(update={"way_back": way_back}))
 
 
 def ensure_rolled_back(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from llm_pipeline.base import detached
@@ -19,7 +20,7 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.canary.agreement import is_moving
 from llm_pipeline.canary.judgements import all_ended
-from llm_pipeline.canary.moving import Site, end_canary, have_answering, retire, token_of, traffic_to
+from llm_pipeline.canary.moving import LEFT_ALONE, Site, end_canary, have_answering, retire, token_of, traffic_to
 from llm_pipeline.canary.open_router import name_release
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, latest_canary
@@ -145,9 +146,9 @@ def stop(
         stopped = list(_close(place.router, drain_seconds))
         for slot, repository in {**_wanted(place), **running()}.items():
             was_running = place.slots.alive(slot)
-            limit = Patience(drain=drain_seconds).draining(drain_seconds)
-            retired = retire(place.site, slot, repository, token=token, limit=limit)
-            if was_running and retired.stopped:
+            site = replace(place.site, patience=Patience(drain=drain_seconds))
+            words = retire(site, slot, repository, token=token, drain_seconds=drain_seconds)
+            if was_running and words != LEFT_ALONE:
                 stopped.append(f"the server in {slot}")
         return stopped
 

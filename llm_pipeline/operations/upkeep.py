@@ -204,8 +204,8 @@ def _attempt(place: ServedPlace, action: Action, token: FencingToken) -> Done:
                 send(place.store, place.target, place.router, place.patience, action, epoch=token.epoch)
             case Stop(pointer):
                 record = latest_canary(place.store, place.target)
-                limit = place.patience.draining((record.policy if record else CanaryPolicy()).drain_seconds)
-                retire(place.site, pointer.slot, pointer.repository, token=token, limit=limit)
+                seconds = (record.policy if record else CanaryPolicy()).drain_seconds
+                retire(place.site, pointer.slot, pointer.repository, token=token, drain_seconds=seconds)
     except PipelineError as error:
         return Done(action, error)
     return Done(action)

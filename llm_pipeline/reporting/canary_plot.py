@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from llm_pipeline.canary.analysis import LARGEST
+from llm_pipeline.canary.events import EventKind
 from llm_pipeline.canary.step_summary import ArmPoint
 from llm_pipeline.canary.timeline import EvidenceSeries, TimelinePoint
 from llm_pipeline.reporting.figure import Plot, colour, draw_plot
@@ -18,6 +19,17 @@ from llm_pipeline.reporting.model import CanaryStudy
 Quantiles = Callable[[ArmPoint], tuple[float | None, float | None]]
 """Median and 95th percentile of an arm's latency in an interval."""
 
+_MOMENTS = {
+    EventKind.STARTED: "candidate started",
+    EventKind.SHIFTED: "{:g} %",
+    EventKind.PAUSED: "paused",
+    EventKind.APPROVAL_ASKED: "paused",
+    EventKind.PAUSED_BY_PERSON: "paused by a person",
+    EventKind.RESUMED: "resumed",
+    EventKind.PROMOTED: "promoted",
+    EventKind.ROLLING_BACK: "rolling back",
+    EventKind.ROLLED_BACK: "traffic on stable",
+}
 _NEAR_SHARE = 0.03
 _MOST_MEASUREMENTS = 48
 """Of the split: each is over so many requests that chance moves it little."""
@@ -38,12 +50,12 @@ def plot_canary(study: CanaryStudy) -> Plot:
         _error_panel(errors, seconds, samples)
         first, last = _mark_moments(panels, study)
         labels: dict[float, str] = {}
-        for mark in study.marks:
+        for at, label in _moments(study):
             before = next(reversed(labels), first - last)
-            if mark.at_seconds - before < _NEAR_SHARE * (last - first):  # two texts would overlap
-                labels[before] += f", {mark.label}"
+            if at - before < _NEAR_SHARE * (last - first):  # two texts would overlap
+                labels[before] += f", {label}"
             else:
-                labels[mark.at_seconds] = mark.label
+                labels[at] = label
         moments = split.secondary_xaxis("top")
         moments.set_xticks(list(labels), list(labels.values()), rotation=25, ha="left")
         moments.tick_params(length=0, labelsize=9, labelcolor=colour("ink"))
@@ -52,25 +64,32 @@ def plot_canary(study: CanaryStudy) -> Plot:
     requests = sum(sample.candidate.requests for sample in samples)
     failed = sum(sample.candidate.errors for sample in samples)
     lost = sum(sample.candidate.lost + sample.stable.lost for sample in samples)
-    marks = ", ".join(f"{mark.label} at {mark.at_seconds:.0f} s" for mark in study.marks)
+    moments = ", ".join(f"{label} at {at:.0f} s" for at, label in _moments(study))
     return draw_plot(
         f"canary-{study.target}",
         f"Canary, {study.target}",
         f"{requests:,} requests were sent to the candidate, {failed:,} of them ended in an error; "
-        f"users lost {lost:,} on either side. Moments: {marks}.",
+        f"users lost {lost:,} on either side. Moments: {moments}.",
         draw,
         size=(11.4, 9.0),
     )
 
 
+def _moments(study: CanaryStudy) -> list[tuple[float, str]]:
+    """Seconds into the canary and a short label of each event that has a line."""
+    told = [event for event in study.events if event.kind in _MOMENTS]
+    return [(event.at - study.began_at, _MOMENTS[event.kind].format(event.percent)) for event in told]
+
+
 def _mark_moments(panels: Sequence[Any], study: CanaryStudy) -> tuple[float, float]:
     """Draw a line through all panels at each moment, and the time axis below the last; returns its ends."""
     looks = study.evidence.looks if study.evidence else ()
-    shown = [*(s.at_seconds for s in study.samples), *(m.at_seconds for m in study.marks), *(look.at for look in looks)]
+    moments = [at for at, _ in _moments(study)]
+    shown = [*(s.at_seconds for s in study.samples), *moments, *(look.at for look in looks)]
     first, last = min(0.0, *shown), max(1.0, *shown)
     for axes in panels:
-        for mark in study.marks:
-            axes.axvline(mark.at_seconds, color=colour("muted"), linewidth=0.9, linestyle=(0, (2, 2)))
+        for at in moments:
+            axes.axvline(at, color=colour("muted"), linewidth=0.9, linestyle=(0, (2, 2)))
     panels[-1].set_xlim(first - 0.01 * (last - first), last + 0.01 * (last - first))
     panels[-1].set_xlabel("seconds into the canary")
     return first, last

@@ -67,13 +67,11 @@ def read_canary(directories: Sequence[Path], target: str) -> CanaryStudy:
     summary, points = read_timeline(directories[-1])
     summaries = [*map(read_step_summary, directories[:-1]), summary]
     steps = {one.step.percent: one.step for one in summaries if one.step and one.began_at == summary.began_at}
-    short = (mark.model_copy(update={"label": mark.label.partition(":")[0]}) for mark in summary.marks)
     return CanaryStudy(
         target=target,
         began_at=summary.began_at,
         samples=tuple(_thinned(points)),
-        marks=tuple(short),
-        rollback=find_rollback(summary.marks),
+        rollback=find_rollback(summary.events),
         evidence=summary.evidence,
         events=summary.events,
         steps=tuple(steps[percent] for percent in sorted(steps)),

@@ -13,7 +13,7 @@ from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict
 from llm_pipeline.canary.events import CanaryEvent
 from llm_pipeline.canary.step_summary import StepSummary
-from llm_pipeline.canary.timeline import EvidenceSeries, TimelineMark, TimelinePoint
+from llm_pipeline.canary.timeline import EvidenceSeries, TimelinePoint
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.inspection.release_index import Figure
 from llm_pipeline.loadtest.outcome import LoadTestOutcome
@@ -202,7 +202,6 @@ class CanaryStudy(Frozen):
     target: str
     began_at: float = 0.0
     samples: tuple[TimelinePoint, ...]
-    marks: tuple[TimelineMark, ...]
     rollback: CanaryRollback | None = None
     evidence: EvidenceSeries | None = None
     events: tuple[CanaryEvent, ...] = ()

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from llm_pipeline.base.quantities import duration
 from llm_pipeline.base.verdict import Judgement, Verdict
+from llm_pipeline.canary.events import CanaryEvent, EventKind
 from llm_pipeline.canary.record import Phase
-from llm_pipeline.canary.timeline import TimelineMark
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.reporting.model import CanaryRollback, CanaryStudy
 from llm_pipeline.store.place_state import PlaceState, Pointer
@@ -33,24 +33,23 @@ def serves(pointer: Pointer | None, release_id: str, results: Results, target: s
     return pointer.release_id == release_id or (same and ("settle", target) in results)
 
 
-_BACK = "rolling back"
-_ON_STABLE = "traffic on stable"
+def find_rollback(events: Sequence[CanaryEvent]) -> CanaryRollback | None:
+    """The rollback among a canary's events, if there is one: the last."""
 
+    def last(kind: EventKind) -> CanaryEvent | None:
+        return next((event for event in reversed(events) if event.kind is kind), None)
 
-def find_rollback(marks: Sequence[TimelineMark]) -> CanaryRollback | None:
-    """The rollback among a canary's moments (with their full labels), if there is one: the last."""
-    decided = next((mark for mark in reversed(marks) if mark.label.partition(":")[0] == _BACK), None)
-    on_stable = next((mark for mark in reversed(marks) if mark.label == _ON_STABLE), None)
+    decided, on_stable = last(EventKind.ROLLING_BACK), last(EventKind.ROLLED_BACK)
     began = decided or on_stable
     if began is None:
         return None
-    shifts = [mark for mark in marks if mark.label.endswith(" %") and mark.at_seconds <= began.at_seconds]
-    settled = on_stable is not None and decided is not None and on_stable.at_seconds >= decided.at_seconds
+    shifts = [event for event in events if event.kind is EventKind.SHIFTED and event.at <= began.at]
+    settled = on_stable is not None and decided is not None and on_stable.at >= decided.at
     return CanaryRollback(
-        step=shifts[-1].label if shifts else "",
-        reason=decided.label.partition(":")[2].strip() if decided else "",
-        seconds_after_shift=began.at_seconds - shifts[-1].at_seconds if shifts else None,
-        seconds_until_stable=on_stable.at_seconds - decided.at_seconds if settled and on_stable and decided else None,
+        step=f"{shifts[-1].percent:g} %" if shifts else "",
+        reason=decided.summary if decided else "",
+        seconds_after_shift=began.at - shifts[-1].at if shifts else None,
+        seconds_until_stable=on_stable.at - decided.at if settled and on_stable and decided else None,
     )
 
 

@@ -11,7 +11,7 @@ import yaml
 from llm_pipeline.base import detached
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary import slots
-from llm_pipeline.canary.moving import Retired, Site, retire
+from llm_pipeline.canary.moving import Site, retire
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.slots import TritonSlots
 from llm_pipeline.config.policy import Policy
@@ -42,11 +42,11 @@ def test_a_slots_server_whose_record_cannot_be_read_is_drained_and_stopped_all_t
     place: Any = SimpleNamespace(blue="ports", green="ports")
     store: Any = None
     place_slots = TritonSlots(store, place, target="h100", state_root=tmp_path)
-    site = Site(None, place_slots, Patience())
-    token, limit = FencingToken(1, 1), Patience(blind_drain=0.1).draining(0.1)
+    site = Site(None, place_slots, Patience(blind_drain=0.1))
+    token = FencingToken(1, 1)
     try:
         assert place_slots.alive("green")
-        assert retire(site, "green", repository, token=token, limit=limit) == Retired(stopped=True, cut=None)
+        assert retire(site, "green", repository, token=token, drain_seconds=0.1) == ""
         assert not process.session_alive
         assert not place_slots.alive("green")
     finally:

@@ -21,8 +21,9 @@ from llm_pipeline.artifacts.pinned import PinnedModel
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.records import ArtifactRef, Metric
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
+from llm_pipeline.canary.events import CanaryEvent, EventKind
 from llm_pipeline.canary.step_summary import ArmPoint
-from llm_pipeline.canary.timeline import SUMMARY_FILE, TIMELINE_FILE, CanarySummary, TimelineMark, TimelinePoint
+from llm_pipeline.canary.timeline import SUMMARY_FILE, TIMELINE_FILE, CanarySummary, TimelinePoint
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.policy import LoadTestPolicy, Policy, ServiceLevel
 from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
@@ -229,38 +230,45 @@ class SampleRelease:
         )
 
     def canary(self, *, good: bool = True) -> None:
-        points: list[TimelinePoint] = []
-        marks: list[TimelineMark] = []
+        points, began_at = list[TimelinePoint](), self._clock.timestamp()
+        events: list[CanaryEvent] = []
+
+        def tell(at: float, kind: EventKind, summary: str = "") -> None:
+            event = {"number": len(events) + 1, "at": began_at + at, "kind": kind, "percent": percent, "by": "r@host.1"}
+            events.append(CanaryEvent.model_validate({**event, "summary": summary}))
+
         for step, percent in enumerate((5, 25, 50, 100)):
             bad = not good and percent == 25
             points += [self._point(20 * step + second, percent / 100, slow=bad) for second in range(20)]
             points += [self._point(20 * step + 20 + second, 0.0, slow=False) for second in range(10)] if bad else []
-            marks.append(TimelineMark(at_seconds=20.0 * step, label=f"{percent} %"))
+            tell(20.0 * step, EventKind.SHIFTED)
             if bad:
-                marks.append(TimelineMark(at_seconds=20.0 * step + 20, label="rolling back: slow first tokens"))
-                marks.append(TimelineMark(at_seconds=20.0 * step + 20.4, label="traffic on stable"))
+                tell(20.0 * step + 20, EventKind.ROLLING_BACK, "slow first tokens")
+                tell(20.0 * step + 20.4, EventKind.ROLLED_BACK)
             verdict = Verdict.NO_GO if bad else Verdict.GO
             self.add(
                 "canary",
                 f"cpu:{percent}",
                 20.0,
                 wait=7200.0 if not step else 1.0,
-                artifacts={"canary": self._publish_canary(points, marks)},
+                artifacts={"canary": self._publish_canary(points, events, began_at)},
                 judgement=_one("slow first tokens, ratio to stable", 9.1 if bad else 1.1, 2.0, "", 400, verdict),
             )
             if bad:
                 self.add("rollback", "cpu", 1.1, metrics={"phase": "rolled back"})
                 return
 
-    def _publish_canary(self, points: Sequence[TimelinePoint], marks: Sequence[TimelineMark]) -> ArtifactRef:
+    def _publish_canary(
+        self, points: Sequence[TimelinePoint], events: Sequence[CanaryEvent], began_at: float
+    ) -> ArtifactRef:
         summary = CanarySummary(
             release_id=RELEASE,
             target="cpu",
             phase="passed",
-            began_at=self._clock.timestamp(),
+            began_at=began_at,
             stable="blue",
             candidate="green",
-            marks=tuple(marks),
+            events=tuple(events),
         )
         lines = "".join(point.model_dump_json() + "\n" for point in points)
         return self.publish("canary", {SUMMARY_FILE: summary.model_dump_json().encode(), TIMELINE_FILE: lines.encode()})

@@ -146,7 +146,6 @@ def test_a_canary_that_kept_no_evidence_is_shown_without(promoted_data, promoted
     html = promoted_page[promoted_page.index("<h2>Canary, cpu</h2>") :]
     assert "requests per second" in html
     assert "Evidence over time" not in html
-    assert "<strong>Events</strong>" not in html
 
 
 def test_a_canary_counted_by_another_source_is_told_without_its_requests(

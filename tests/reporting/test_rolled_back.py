@@ -6,20 +6,25 @@ import shutil
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from llm_pipeline.canary.timeline import TimelineMark
+from llm_pipeline.canary.events import CanaryEvent, EventKind
 from llm_pipeline.reporting.collect import collect
 from llm_pipeline.reporting.production import find_rollback
 
-MARKS = (
-    TimelineMark(at_seconds=1.0, label="5 %"),
-    TimelineMark(at_seconds=5.0, label="25 %"),
-    TimelineMark(at_seconds=8.5, label="rolling back: worse than stable: errors"),
-    TimelineMark(at_seconds=8.9, label="traffic on stable"),
+
+def told(at: float, kind: EventKind, percent: float, summary: str = "") -> CanaryEvent:
+    return CanaryEvent(number=1, at=at, kind=kind, percent=percent, summary=summary, by="r@host.1")
+
+
+EVENTS = (
+    told(1.0, EventKind.SHIFTED, 5.0),
+    told(5.0, EventKind.SHIFTED, 25.0),
+    told(8.5, EventKind.ROLLING_BACK, 25.0, "worse than stable: errors"),
+    told(8.9, EventKind.ROLLED_BACK, 0.0),
 )
 
 
 def test_the_step_the_reason_and_both_times_are_found() -> None:
-    rollback = find_rollback(MARKS)
+    rollback = find_rollback(EVENTS)
     assert rollback is not None
     assert (rollback.step, rollback.reason) == ("25 %", "worse than stable: errors")
     assert rollback.seconds_after_shift == 3.5
@@ -27,19 +32,19 @@ def test_the_step_the_reason_and_both_times_are_found() -> None:
 
 
 def test_a_rollback_that_was_ordered_has_no_reason() -> None:
-    rollback = find_rollback((MARKS[0], MARKS[3]))
+    rollback = find_rollback((EVENTS[0], EVENTS[3]))
     assert rollback is not None
     assert (rollback.reason, rollback.step) == ("", "5 %")
 
 
 def test_traffic_that_never_came_back_is_not_said_to_be_back() -> None:
-    rollback = find_rollback(MARKS[:3])
+    rollback = find_rollback(EVENTS[:3])
     assert rollback is not None
     assert rollback.seconds_until_stable is None
 
 
 def test_a_canary_without_a_rollback_has_none() -> None:
-    assert find_rollback(MARKS[:2]) is None
+    assert find_rollback(EVENTS[:2]) is None
 
 
 def test_the_headline_says_what_when_what_serves_and_what_was_lost(sample, tmp_path: Path) -> None:
