@@ -16,7 +16,6 @@ import os
 import re
 import shutil
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -44,7 +43,6 @@ class HubEntry(Frozen):
         sha256: Of the content; also the name of the blob's file.
         oid: Git's blob id: of the content, or of the LFS pointer of a large file.
         large: Whether the hub keeps the file in LFS.
-        pointer_size: Bytes of the LFS pointer; 0 for a small file.
     """
 
     path: str
@@ -52,7 +50,6 @@ class HubEntry(Frozen):
     sha256: str
     oid: str
     large: bool
-    pointer_size: int = 0
 
 
 class HubCommit(Frozen):
@@ -60,7 +57,6 @@ class HubCommit(Frozen):
 
     id: str
     message: str
-    created_at: datetime
     files: tuple[HubEntry, ...]
 
 
@@ -85,7 +81,7 @@ class HubAccessRules(Frozen):
 
     def admits(self, token: str | None) -> bool:
         """Whether the token is one of the readers', or of the writers'."""
-        return token is not None and sha256_bytes(token.encode()) in {*self.readers, *self.writers}
+        return self.admits_writing(token) or (token is not None and sha256_bytes(token.encode()) in self.readers)
 
     def admits_writing(self, token: str | None) -> bool:
         """Whether the token is one of the writers'."""
@@ -110,11 +106,22 @@ def publish_revision(root: Path, model_id: str, directory: Path, message: str, *
     Raises:
         ConfigError: The directory holds no file.
     """
-    repository = root / model_id
-    paths = sorted(_files_of(directory))
-    if not paths:
+    repository, entries = root / model_id, []
+    for source in sorted(directory.rglob("*")):
+        relative = source.relative_to(directory)
+        if not source.is_file() or source.is_symlink() or _IGNORED_DIRECTORIES.intersection(relative.parts):
+            continue
+        path, digest, size = relative.as_posix(), sha256_file(source), source.stat().st_size
+        if not (blob := repository / "blobs" / digest).exists():
+            blob.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, blob.with_name(f".{digest}.{os.getpid()}")).replace(blob)
+        if is_large(path, size):
+            entries.append(large_entry(path, digest, size))
+        else:
+            entries.append(HubEntry(path=path, size=size, sha256=digest, oid=blob_id(source.read_bytes()), large=False))
+    if not entries:
         raise ConfigError("nothing to publish: the directory holds no file", where=str(directory))
-    return commit_entries(repository, [_add_blob(repository, directory, path) for path in paths], message, branch)
+    return commit_entries(repository, entries, message, branch)
 
 
 def commit_entries(repository: Path, entries: Iterable[HubEntry], message: str, branch: str = "main") -> str:
@@ -123,8 +130,7 @@ def commit_entries(repository: Path, entries: Iterable[HubEntry], message: str, 
     commit = commit_id({entry.path: entry.oid for entry in files})
     record = repository / "commits" / f"{commit}.json"
     if not record.exists():
-        described = HubCommit(id=commit, message=message, created_at=datetime.now(UTC), files=files)
-        _write(record, described.model_dump_json(indent=1))
+        _write(record, HubCommit(id=commit, message=message, files=files).model_dump_json(indent=1))
     _write(repository / "refs" / branch, commit)
     return commit
 
@@ -136,36 +142,12 @@ def is_large(path: str, size: int) -> bool:
 
 def large_entry(path: str, sha256: str, size: int) -> HubEntry:
     """A file in LFS."""
-    pointer = lfs_pointer(sha256, size)
-    return HubEntry(path=path, size=size, sha256=sha256, oid=blob_id(pointer), large=True, pointer_size=len(pointer))
+    return HubEntry(path=path, size=size, sha256=sha256, oid=blob_id(lfs_pointer(sha256, size)), large=True)
 
 
 def restrict(root: Path, model_id: str, rules: HubAccessRules) -> None:
     """Set who may read a repository."""
     _write(root / model_id / "access.json", rules.model_dump_json(indent=1))
-
-
-def _files_of(directory: Path) -> Iterable[Path]:
-    for path in directory.rglob("*"):
-        if path.is_file() and not path.is_symlink():
-            relative = path.relative_to(directory)
-            if not _IGNORED_DIRECTORIES.intersection(relative.parts):
-                yield relative
-
-
-def _add_blob(repository: Path, directory: Path, relative: Path) -> HubEntry:
-    source = directory / relative
-    digest, size = sha256_file(source), source.stat().st_size
-    blob = repository / "blobs" / digest
-    if not blob.exists():
-        blob.parent.mkdir(parents=True, exist_ok=True)
-        temporary = blob.with_name(f".{digest}.{os.getpid()}")
-        shutil.copyfile(source, temporary)
-        temporary.replace(blob)
-    path = relative.as_posix()
-    if is_large(path, size):
-        return large_entry(path, digest, size)
-    return HubEntry(path=path, size=size, sha256=digest, oid=blob_id(source.read_bytes()), large=False)
 
 
 def _write(path: Path, text: str) -> None:
@@ -245,18 +227,10 @@ def create_application(root: Path, *middlewares: Any, longest_bytes: int = 2**20
 class Refused(Exception):
     """An answer in the hub's own form: a status, an error code and a message."""
 
-    def __init__(self, status: int, code: str, message: str) -> None:
+    def __init__(self, status: int, code: str, message: str, **headers: str) -> None:
         super().__init__(message)
         self.response_status = status
-        self.headers = {"X-Error-Message": message} | ({"X-Error-Code": code} if code else {})
-
-
-class _Moved(Refused):
-    """The repository has another name now."""
-
-    def __init__(self, location: str) -> None:
-        super().__init__(307, "", "Temporary Redirect")
-        self.headers["Location"] = location
+        self.headers = {"X-Error-Message": message, **({"X-Error-Code": code} if code else {}), **headers}
 
 
 @web.middleware
@@ -286,7 +260,8 @@ def repository_of(request: web.Request, *, content: bool = False) -> HubReposito
         # The hub answers the same for a missing and for a hidden repository, so that names do not leak.
         raise Refused(404 if token else 401, "RepoNotFound", "Repository not found")
     if repository.rules.renamed_to:
-        raise _Moved(str(request.rel_url).replace(model_id, repository.rules.renamed_to, 1))
+        location = str(request.rel_url).replace(model_id, repository.rules.renamed_to, 1)
+        raise Refused(307, "", "Temporary Redirect", Location=location)
     if repository.rules.disabled:
         raise Refused(403, "", "Access to this resource is disabled.")
     if content and repository.rules.gated and not repository.rules.admits(token):
@@ -307,25 +282,26 @@ def commit_of(request: web.Request, repository: HubRepository) -> HubCommit:
 async def _model_info(request: web.Request) -> web.Response:
     repository = repository_of(request)
     commit = commit_of(request, repository)
+    siblings: list[dict[str, Any]] = [{"rfilename": entry.path} for entry in commit.files]
+    if request.query.get("blobs"):
+        for sibling, entry in zip(siblings, commit.files, strict=True):
+            sibling |= {"blobId": entry.oid, "size": entry.size, **_lfs(entry, "sha256")}
     card = _card(repository, commit)
-    license_tag = [f"license:{card['license']}"] if isinstance(card.get("license"), str) else []
     answer = {
-        "_id": commit.id[:24],
         "id": repository.model_id,
-        "modelId": repository.model_id,
-        "author": repository.model_id.partition("/")[0],
         "sha": commit.id,
-        "lastModified": _time(commit),
         "private": repository.rules.private,
         "gated": repository.rules.gated or False,
-        "disabled": False,
-        "tags": ["safetensors", *license_tag],
-        "downloads": 0,
-        "likes": 0,
+        "tags": [f"license:{card['license']}"] if isinstance(card.get("license"), str) else [],
         "cardData": card,
-        "siblings": [_sibling(entry, with_blobs=bool(request.query.get("blobs"))) for entry in commit.files],
+        "siblings": siblings,
     }
     return web.json_response(answer)
+
+
+def _lfs(entry: HubEntry, digest_key: str) -> dict[str, Any]:
+    pointer_size = len(lfs_pointer(entry.sha256, entry.size))
+    return {"lfs": {digest_key: entry.sha256, "size": entry.size, "pointerSize": pointer_size}} if entry.large else {}
 
 
 def _card(repository: HubRepository, commit: HubCommit) -> dict[str, Any]:
@@ -337,29 +313,11 @@ def _card(repository: HubRepository, commit: HubCommit) -> dict[str, Any]:
     return card if isinstance(card, dict) else {}
 
 
-def _sibling(entry: HubEntry, *, with_blobs: bool) -> dict[str, Any]:
-    if not with_blobs:
-        return {"rfilename": entry.path}
-    sibling: dict[str, Any] = {"rfilename": entry.path, "blobId": entry.oid, "size": entry.size}
-    if entry.large:
-        sibling["lfs"] = {"sha256": entry.sha256, "size": entry.size, "pointerSize": entry.pointer_size}
-    return sibling
-
-
-def _time(commit: HubCommit) -> str:
-    return commit.created_at.strftime("%Y-%m-%dT%H:%M:%S.000Z")
-
-
 async def _tree(request: web.Request) -> web.Response:
     """All files, in one page: the client asks for no more than the whole."""
-    return web.json_response([_tree_row(entry) for entry in commit_of(request, repository_of(request)).files])
-
-
-def _tree_row(entry: HubEntry) -> dict[str, Any]:
-    row: dict[str, Any] = {"type": "file", "oid": entry.oid, "size": entry.size, "path": entry.path}
-    if entry.large:
-        row["lfs"] = {"oid": entry.sha256, "size": entry.size, "pointerSize": entry.pointer_size}
-    return row
+    files = commit_of(request, repository_of(request)).files
+    rows = [{"type": "file", "oid": one.oid, "size": one.size, "path": one.path, **_lfs(one, "oid")} for one in files]
+    return web.json_response(rows)
 
 
 async def _file(request: web.Request) -> web.StreamResponse:
