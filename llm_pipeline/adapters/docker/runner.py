@@ -17,7 +17,6 @@ from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.directory_listing import list_directories
 from llm_pipeline.base.durable import replace_durably
 from llm_pipeline.base.errors import ConfigError, StageCrashed, Transient
-from llm_pipeline.base.labels import LABEL_PREFIX
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.release.contract import StageRequest, StageResult
@@ -37,7 +36,6 @@ log = get_logger(__name__)
 
 _GRACE_SECONDS = 20
 _ACTIVE = ("running", "paused", "restarting", "removing")
-_CONFLICT = 409
 _SERVER_ERROR = 500
 _WRONG_CONFIGURATION = ("executable file not found", "no such file or directory", "could not select device driver")
 """What engines answer with a server's error (5xx) though the request is at fault."""
@@ -67,7 +65,7 @@ class DockerRunner:
         with locked_jobs(self._work_root, request) as base, engine_answers():
             number = latest_number(base)
             job = self._job(placement, base, number, name, digest)
-            if number and self._is_ours(job):
+            if number and self.is_active(job):
                 return job
             self._remove_others(base)
             job = self._job(placement, base, number + 1, name, digest)
@@ -123,16 +121,6 @@ class DockerRunner:
             request_digest=digest,
         )
 
-    def _is_ours(self, job: Job) -> bool:
-        """Whether this request's container runs. If its submitter died before starting it, it is started now."""
-        container = self._containers.find(job.name)
-        if container is None:
-            return False
-        if container.status == "created":
-            container.start()
-            return True
-        return container.status in _ACTIVE
-
     def _remove_others(self, base: Path) -> None:
         """Earlier attempts go: an older configuration of the same stage is superseded, a crashed one was looked at."""
         for record in (directory / "container" for directory in list_directories(base)):
@@ -174,16 +162,13 @@ class DockerRunner:
     def _start(self, options: dict[str, Any], job: Job) -> None:
         from docker.errors import APIError
 
+        container = None
         try:
             container = self._containers.engine.containers.create(**options)
-        except APIError as error:
-            container = self._containers.find(job.name) if _name_is_taken(error) else None
-            if container is None or container.labels.get(DIGEST_LABEL) != job.request_digest:
-                raise _refused(error, job) from error
-        try:
             container.start()
         except APIError as error:
-            container.remove(force=True)
+            if container is not None:
+                container.remove(force=True)
             raise _refused(error, job) from error
 
     def _crash(self, job: Job) -> StageCrashed | ConfigError:
@@ -211,10 +196,6 @@ def _ending(attributes: dict[str, Any]) -> str:
     return f"exit code {state['ExitCode']} {state.get('Error') or ''}".rstrip()
 
 
-def _name_is_taken(error: Any) -> bool:
-    return error.status_code == _CONFLICT or "already in use" in (error.explanation or "")  # Podman answers with 500
-
-
 def _refused(error: Any, job: Job) -> ConfigError | Transient:
     explanation = error.explanation or str(error)
     at_fault = error.status_code < _SERVER_ERROR or any(sign in explanation for sign in _WRONG_CONFIGURATION)
@@ -224,9 +205,6 @@ def _refused(error: Any, job: Job) -> ConfigError | Transient:
         where=f"container {job.name}",
         hint="check image, python, mounts, gpus and network of the environment",
     )
-
-
-DIGEST_LABEL = f"{LABEL_PREFIX}request-digest"
 
 
 def container_options(
@@ -244,7 +222,7 @@ def container_options(
         "name": job.name,
         "command": stage_command(environment.python, request, job),
         "environment": _variables(environment, image, withheld),
-        "labels": request_labels(request) | {DIGEST_LABEL: job.request_digest},
+        "labels": request_labels(request),
         **confined(
             environment.user,
             network=environment.network,
