@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
 
 import pytest
 import yaml
 
 from llm_pipeline.adapters.tensorrt_llm import llmapi_builder as tensorrt_llm_llmapi
-from llm_pipeline.adapters.tensorrt_llm.llmapi_builder import GpuMemoryWatch
 from llm_pipeline.artifacts.engine_description import EngineDescription
 from llm_pipeline.artifacts.golden import GoldenPrompt, read_golden
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
@@ -214,20 +212,3 @@ def test_an_engine_of_the_other_dialect_loads_with_its_version(checkpoint, monke
 def test_what_cannot_be_checked_or_served_is_refused(checkpoint, changes, error):
     with pytest.raises(ConfigError, match=error):
         build(checkpoint, **changes)
-
-
-def test_the_memory_watch_keeps_the_most_that_came_on_top(monkeypatch):
-    with GpuMemoryWatch(interval_seconds=0.01) as watch:
-        monkeypatch.setenv("TRTLLM_DOUBLE_GPUS", json.dumps([{**H100, "memory.used": 70500}]))
-        deadline = time.monotonic() + 120
-        while not watch.peak_bytes and time.monotonic() < deadline:
-            time.sleep(0.01)
-        monkeypatch.setenv("TRTLLM_DOUBLE_GPUS", json.dumps([H100]))
-    assert watch.peak_bytes == 70000 * 2**20
-
-
-def test_without_a_driver_the_watch_says_nothing(monkeypatch):
-    monkeypatch.setenv("TRTLLM_DOUBLE_GPUS", "broken")
-    with GpuMemoryWatch(interval_seconds=0.01) as watch:
-        time.sleep(0.1)
-    assert watch.peak_bytes == 0

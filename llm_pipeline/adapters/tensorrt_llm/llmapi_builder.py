@@ -7,15 +7,9 @@ engine directory holds `llm_args.yaml` and `engine.json`, whose `checkpoint` nam
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 import sys
 import tempfile
-import threading
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from llm_pipeline.adapters.tensorrt_llm.checkpoint_preflight import CheckpointFacts, check_checkpoint
 from llm_pipeline.adapters.tensorrt_llm.llmapi_repository import LLM_ARGUMENTS_FILE
@@ -35,74 +29,10 @@ from llm_pipeline.engines.llm_args.checking import check_llm_args
 from llm_pipeline.engines.llm_args.rendering import LlmArgs, render_llm_args
 from llm_pipeline.engines.tool_process import run_tool
 
-_INTERVAL_SECONDS = 1.0
-_TIMEOUT_SECONDS = 30.0
-
-
-class GpuMemoryWatch:
-    """Looks at the visible GPUs once a second while it is entered.
-
-        with GpuMemoryWatch() as watch:
-            run_tool(...)
-        watch.peak_bytes
-
-    It counts what came on top of what was in use before, so that a build needs its GPUs for itself. A peak shorter
-    than the interval can be missed; TensorRT-LLM allocates its pools once and keeps them.
-
-    Attributes:
-        peak_bytes: The most on any one GPU; 0 if `nvidia-smi` does not answer.
-    """
-
-    def __init__(self, interval_seconds: float = _INTERVAL_SECONDS) -> None:
-        self.peak_bytes = 0
-        self._interval = interval_seconds
-        self._before: tuple[int, ...] = ()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._before = _used_bytes()
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join(timeout=_TIMEOUT_SECONDS)
-
-    def _watch(self) -> None:
-        while not self._ended.wait(self._interval):
-            used = _used_bytes()
-            if len(used) == len(self._before):
-                taken = (now - before for now, before in zip(used, self._before, strict=True))
-                self.peak_bytes = max(self.peak_bytes, *taken, 0)
-
-
-def _used_bytes() -> tuple[int, ...]:
-    """Memory in use by GPU; empty when the driver does not answer."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return ()
-    command = [program, "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
-        command.append(f"--id={visible}")
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=True)
-        return tuple(int(float(line) * 2**20) for line in answer.stdout.split())
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return ()
-
-
 log = get_logger(__name__)
 
 MODEL = "checkpoint"
 """The checkpoint's place in `llm_args.yaml`, relative to the file in a model repository."""
-
-
-@dataclass(frozen=True)
-class _Smoke:
-    report: SmokeReport
-    peak_memory_bytes: int
-    golden_match_fraction: float
 
 
 class TensorRtLlmLlmApiBuilder:
@@ -115,11 +45,31 @@ class TensorRtLlmLlmApiBuilder:
         host = require_target_host(inputs.target)
         _warn_of_driver(inputs.target, host)
         with tempfile.TemporaryDirectory(prefix="build-", dir=destination.parent) as scratch:
-            smoke = _run_smoke(inputs, arguments, Path(scratch))
+            report = _run_smoke(inputs, arguments, Path(scratch))
+        matched = golden_match(inputs.golden, report.completions)  # or it answers otherwise than what was judged
         destination.mkdir()
         (destination / LLM_ARGUMENTS_FILE).write_text(arguments.to_yaml(), encoding="utf-8")
-        write_golden(destination, answered(inputs.golden, smoke.report.completions))
-        facts = _facts(inputs.target, checkpoint, arguments, host, smoke)
+        write_golden(destination, answered(inputs.golden, report.completions))
+        facts = EngineFacts(
+            builder="tensorrt_llm_llmapi",
+            bytes=len(arguments.to_yaml().encode()),
+            weight_format=inputs.target.weight_format,
+            quantization=checkpoint.quantization.algorithm,
+            kv_cache=arguments.kv_cache_type,
+            context_length=checkpoint.context_length or inputs.target.limits.maximum_tokens_per_request,
+            device=host.gpus[0].name,
+            versions=report.versions,
+            seconds=report.seconds,
+            single_stream_tokens_per_second=report.single_stream_tokens_per_second,
+            batched_tokens_per_second=report.batched_tokens_per_second,
+            batched_sequences=report.batched_sequences,
+            details={
+                "load_seconds": report.seconds["load"],
+                "golden_match_fraction": matched,
+                "golden_prompts": len(report.completions),
+                "world_size": inputs.target.parallelism.world_size,
+            },
+        )
         description = EngineDescription(
             facts=facts,
             target=inputs.target,
@@ -164,12 +114,11 @@ def _warn_of_driver(target: Target, host: HostFacts) -> None:
         log.warning(warning)
 
 
-def _run_smoke(inputs: BuildInputs, arguments: LlmArgs, scratch: Path) -> _Smoke:
-    """Load the model on this host's GPUs and compare what it answers.
+def _run_smoke(inputs: BuildInputs, arguments: LlmArgs, scratch: Path) -> SmokeReport:
+    """Load the model on this host's GPUs, and ask it.
 
     Raises:
         BuildFailed: It does not load.
-        IntegrityError: It does not answer as the checkpoint that was judged.
     """
     rendered, report = scratch / LLM_ARGUMENTS_FILE, scratch / "smoke.json"
     rendered.write_text(arguments.to_yaml(), encoding="utf-8")
@@ -184,34 +133,5 @@ def _run_smoke(inputs: BuildInputs, arguments: LlmArgs, scratch: Path) -> _Smoke
         *("--output", str(report)),
     ]
     limit = inputs.target.build.time_limit_minutes * 60
-    with GpuMemoryWatch() as watch:
-        run_tool(command, time_limit_seconds=limit, name="llmapi_smoke", variables=OFFLINE)
-    smoke = load_record(SmokeReport, report, "the smoke test left no report")
-    return _Smoke(smoke, watch.peak_bytes, golden_match(inputs.golden, smoke.completions))
-
-
-def _facts(
-    target: Target, checkpoint: CheckpointFacts, arguments: LlmArgs, host: HostFacts, smoke: _Smoke
-) -> EngineFacts:
-    report = smoke.report
-    return EngineFacts(
-        builder="tensorrt_llm_llmapi",
-        bytes=len(arguments.to_yaml().encode()),
-        weight_format=target.weight_format,
-        quantization=checkpoint.quantization.algorithm,
-        kv_cache=arguments.kv_cache_type,
-        context_length=checkpoint.context_length or target.limits.maximum_tokens_per_request,
-        device=host.gpus[0].name,
-        versions=report.versions,
-        seconds=report.seconds,
-        single_stream_tokens_per_second=report.single_stream_tokens_per_second,
-        batched_tokens_per_second=report.batched_tokens_per_second,
-        batched_sequences=report.batched_sequences,
-        details={
-            "load_seconds": report.seconds["load"],
-            "peak_memory_bytes": smoke.peak_memory_bytes or None,
-            "golden_match_fraction": smoke.golden_match_fraction,
-            "golden_prompts": len(report.completions),
-            "world_size": target.parallelism.world_size,
-        },
-    )
+    run_tool(command, time_limit_seconds=limit, name="llmapi_smoke", variables=OFFLINE)
+    return load_record(SmokeReport, report, "the smoke test left no report")
