@@ -71,7 +71,9 @@ def put(flow: ReleaseProgress, step: str, targets: Sequence[str], question: Ques
     return despite_others(attempt)
 
 
-def decide(flow: ReleaseProgress, step: str, targets: Sequence[str], *, approved: bool, by: str) -> Decided:
+def decide(
+    flow: ReleaseProgress, step: str, targets: Sequence[str], *, approved: bool, by: str, taken: Sequence[str] = ()
+) -> Decided:
     """Answer a question, also before it is put. Asked twice, the first answer stands.
 
     Args:
@@ -80,6 +82,7 @@ def decide(flow: ReleaseProgress, step: str, targets: Sequence[str], *, approved
         targets: What is asked about.
         approved: The answer.
         by: Who answered; empty when the time to answer ran out.
+        taken: Of the targets, those that are approved; empty for all of them.
 
     Raises:
         ConfigError: There is nothing to decide.
@@ -93,7 +96,7 @@ def decide(flow: ReleaseProgress, step: str, targets: Sequence[str], *, approved
             words = f"too late, nothing was changed: it was {answer_in_words(known.answer, known.by)}"
             return Decided(counted=False, message=words, decision=known)
         answer: Answer = "approved" if approved else "denied" if by else "timed out"
-        update = {"answer": answer, "answered_at": time.time(), "by": by}
+        update = {"answer": answer, "answered_at": time.time(), "by": by, "taken": tuple(taken) if approved else ()}
         decision = (known if known is not None and same else asked).model_copy(update=update)
         _write(flow, decision, revision)
         words = f"{answer}: {flow.record.release_id} on {', '.join(decision.targets)}"
@@ -143,6 +146,8 @@ def require_approved(flow: ReleaseProgress, target: str) -> None:
     if known.answer != "approved":
         told = answer_in_words(known.answer, known.by)
         raise NotApproved(f"{target} is not approved: the question is {told}", where=where, hint=hint)
+    if not known.takes(target):
+        raise NotApproved(f"{known.by} refused {target}", where=where, hint=hint)
     if not _same(known, _question(flow, APPROVAL, known.targets)):
         why = f"the gates say something else than what {known.by} approved"
         raise NotApproved(

@@ -22,6 +22,7 @@ class Decision(Frozen):
         run: The run of the release that it belongs to: when that was resolved.
         targets: What it is about.
         question: The question, on one line; empty where a person ended the run unasked.
+        taken: Of the targets, those that a person took; empty for all of them.
         evidence: SHA-256 of the question as the person saw it, with the verdicts of the gates.
         amounts: What was to be spent; see `Question`.
         asked_at: None when it was answered before it was asked.
@@ -33,6 +34,7 @@ class Decision(Frozen):
     targets: tuple[str, ...]
     question: str
     evidence: str
+    taken: tuple[str, ...] = ()
     amounts: dict[str, float] = Field(default_factory=dict)
     asked_at: float | None = None
     answer: Answer = "waiting"
@@ -44,11 +46,16 @@ class Decision(Frozen):
         """Whether it ended the release."""
         return self.answer in ("denied", "timed out", "ended")
 
+    def takes(self, target: str) -> bool:
+        """Whether an approval is about a target."""
+        return target in (self.taken or self.targets)
+
     @property
     def in_words(self) -> str:
         """E.g. `denied by anna, 2026-11-27 14:03 UTC`."""
+        of = f" for {', '.join(self.taken)}" if self.taken else ""
         at = f", {datetime.fromtimestamp(self.answered_at, UTC):%Y-%m-%d %H:%M UTC}" if self.answered_at else ""
-        return answer_in_words(self.answer, self.by) + at
+        return answer_in_words(self.answer, self.by) + of + at
 
 
 def answer_in_words(answer: str, by: str) -> str:

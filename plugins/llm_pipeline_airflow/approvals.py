@@ -17,6 +17,8 @@ from uuid import UUID
 
 from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.providers.standard.triggers.hitl import HITLTriggerEventSuccessPayload
+from airflow.sdk import Param
+from airflow.sdk.definitions.param import ParamsDict
 from airflow.sdk.exceptions import AirflowRuntimeError, TaskAwaitingInput
 from airflow.sdk.execution_time.hitl import update_hitl_detail_response
 from airflow.triggers.base import BaseTrigger, TriggerEvent
@@ -61,6 +63,8 @@ log = get_logger(__name__)
 LOOK_SECONDS = 5.0
 """Between two reads of the document: one small read for each question that is open."""
 
+_TARGETS = "targets"
+"""The field of the form in which a person takes targets."""
 _FOR_THE_TRIGGER = timedelta(minutes=10)
 """The trigger has so much longer than the human; without a triggerer Airflow fails the task then."""
 
@@ -320,6 +324,10 @@ class QuestionOperator(DecisionOperator):
             return self._act_on(context, decision, {"responded_at": datetime.now(UTC), "responded_by_user": None})
         self.subject, self.body = question.title, question.body
         if self.step == APPROVAL:
+            if len(targets) > 1:
+                words = "Take a target out to leave what serves there."
+                offered = Param([*targets], type="array", examples=[*targets], title="Targets", description=words)
+                self.params = ParamsDict({_TARGETS: offered})
             self._write_draft(flow)
             self.body += f"\n\n{approval_facts(flow, targets)}\n\n{self._links(context, flow, targets)}"
         name = decision_name(flow.record.release_id, self.step)
@@ -361,8 +369,12 @@ class QuestionOperator(DecisionOperator):
         if known is not None and known.answer != "waiting":
             return known
         approved = event["chosen_options"] == [self.APPROVE]
-        by = "" if event.get("timedout") else who_answered(event)
-        return decide(flow, self.step, self._targets(context), approved=approved, by=by).decision
+        by, targets = "" if event.get("timedout") else who_answered(event), self._targets(context)
+        chosen = (event.get("params_input") or {}).get(_TARGETS)
+        taken = [target for target in targets if target in chosen] if chosen is not None else []
+        if chosen is not None and not taken:
+            approved = False
+        return decide(flow, self.step, targets, approved=approved, by=by, taken=taken).decision
 
     def _act_on(self, context: Context, decision: Decision, event: dict[str, Any]) -> Any:
         self.subject, self._answer = decision.question, (decision.answer, decision.by)

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
+from llm_pipeline.operations.decisions import read_decision
 from llm_pipeline.release.contract import StageRequest, StageResult
+from llm_pipeline.release.flow import APPROVAL
 from llm_pipeline_airflow.assets import ROLLBACKS, event_extra, tell_rollback
 from llm_pipeline_airflow.connections import config_with_secrets
 from llm_pipeline_airflow.faults import contained
@@ -59,6 +61,11 @@ class PromotionOrder:
             raise AirflowFailException(
                 f"{target} did not pass {', '.join(self.last_gates)} in this run: no traffic is moved"
             )
+        decision = read_decision(flow(), APPROVAL)
+        if decision is not None and decision.answer == "approved":
+            if not decision.takes(target):
+                raise _not_begun(target, f"{decision.by} did not take it")
+            offered = [other for other in offered if decision.takes(other)]
         for other, settle in self.promoted_before.items():
             if other in offered and "success" not in task_states(context, [settle], map_index=0).values():
                 raise _not_begun(target, f"{other} comes first and was not promoted")

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from airflow.sdk.exceptions import TaskDeferred
+from airflow.sdk.exceptions import AirflowSkipException, TaskDeferred
 from llm_pipeline_airflow import approvals
 from llm_pipeline_airflow.approvals import DecisionOperator, DecisionTrigger, QuestionOperator
 from llm_pipeline_airflow.dag_factory import release_dag
@@ -24,7 +24,7 @@ from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.cli import main
 from llm_pipeline.local_run import LocalRun
-from llm_pipeline.operations.decisions import NotApproved, decide, put
+from llm_pipeline.operations.decisions import NotApproved, decide, put, require_approved
 from llm_pipeline.operations.promotion import NotPromoted, Promotion, promote
 from llm_pipeline.questions import production_question
 from llm_pipeline.release.contract import StageContext
@@ -185,9 +185,9 @@ def task(released, flow, monkeypatch) -> QuestionOperator:
     return task
 
 
-def answered(task, option: str, *, timed_out: bool = False):
+def answered(task, option: str, *, timed_out: bool = False, params_input: dict | None = None):
     user = {"id": "1", "name": "anna"}
-    event = {"chosen_options": [option], "responded_by_user": user, "timedout": timed_out, "params_input": None}
+    event = {"chosen_options": [option], "responded_by_user": user, "timedout": timed_out, "params_input": params_input}
     return task.execute_complete(CONTEXT, {**event, "responded_at": datetime.now(UTC)})
 
 
@@ -228,6 +228,22 @@ def test_who_approves_sees_what_is_replaced_the_accuracy_the_cost_and_a_draft_of
         assert told in task.body
     assert b"the report" in flow.store.read_file(report_name(RELEASE))
     assert answered(task, "Approve") == ["Approve"], "what is replaced is no part of what is approved"
+
+
+def test_who_approves_may_refuse_a_target(released, task, flow) -> None:
+    assert task.execute(CONTEXT) == ASKED
+    assert task.params["targets"] == BOTH
+    answered(task, "Approve", params_input={"targets": ["cpu-b"]})
+    assert standing(flow).in_words.startswith("approved by anna for cpu-b, ")
+    require_approved(flow, "cpu-b")
+    with pytest.raises(NotApproved, match="anna refused cpu-a"):
+        require_approved(flow, "cpu-a")
+    order = release_dag(released.config).get_task("promotion_1.canary_5").turn
+    last = {"promotion_1.settle_0": "success", "approve": "success"}
+    ti = SimpleNamespace(get_task_states=lambda **_: {"r": last}, **vars(CONTEXT["ti"]))
+    with pytest.raises(AirflowSkipException, match="anna did not take it"):
+        order.check({"ti": ti}, "cpu-a", lambda: flow)
+    order.check({"ti": ti}, "cpu-b", lambda: flow)
 
 
 def test_what_was_answered_on_the_command_line_counts_for_airflows_form_too(task, flow) -> None:
