@@ -17,7 +17,6 @@ class Endpoint(ConfigModel):
     Attributes:
         url: What comes before `/v1`, e.g. `http://127.0.0.1:8000`.
         metrics_url: URL of its Prometheus metrics; None when they cannot be read.
-        dcgm_url: URL of the metrics of DCGM's exporter on its host; None without one.
         header_variables: HTTP headers that every request carries, each with the environment variable
             that holds its value: gateways ask for some. The values are written nowhere.
         api_key_variable: Environment variable with an API key, sent as `Authorization: Bearer ...`; None for none. The
@@ -31,7 +30,6 @@ class Endpoint(ConfigModel):
 
     url: PlainUrl
     metrics_url: PlainUrl | None = None
-    dcgm_url: PlainUrl | None = None
     header_variables: Annotated[dict[Word, VariableName], Field(max_length=64)] = Field(default={})
     api_key_variable: VariableName | None = None
     api_key_connection: ConnectionId | None = None

@@ -80,10 +80,13 @@ def reference() -> str:
 def folder_reference(folder: str) -> Iterator[str]:
     """The part of the reference about one folder's files."""
     yield f"## `configs/{folder}/*.yaml`"
-    yield from _sections(CONFIG_FILES[folder], "", set())
+    yield from _sections(CONFIG_FILES[folder], "", set(), set())
 
 
-def _sections(model: type[BaseModel], prefix: str, seen: set[type[BaseModel]]) -> Iterator[str]:
+def _sections(
+    model: type[BaseModel], prefix: str, seen: set[type[BaseModel]], told: set[tuple[type, str]]
+) -> Iterator[str]:
+    """A model and those in it, each once, and so what several kinds have of one base."""
     seen.add(model)
     yield ""
     if prefix:
@@ -91,23 +94,33 @@ def _sections(model: type[BaseModel], prefix: str, seen: set[type[BaseModel]]) -
         yield ""
     yield (inspect.getdoc(model) or "").split("\n\n")[0].replace("\n", " ")
     yield ""
-    yield from fields_table(model)
+    yield from _fields_table(model, told)
     for name, field in model.model_fields.items():
         for nested in nested_models(type_of(field)):
             if nested not in seen:
-                yield from _sections(nested, f"{prefix}.{name}".lstrip("."), seen)
+                yield from _sections(nested, f"{prefix}.{name}".lstrip("."), seen, told)
 
 
-def fields_table(model: type[BaseModel]) -> Iterator[str]:
+def _fields_table(model: type[BaseModel], told: set[tuple[type, str]]) -> Iterator[str]:
     """A model's own fields, without those of the models in them."""
-    yield "| key | type | default | meaning |"
-    yield "|---|---|---|---|"
     described = described_attributes(model)
+    rows, above = [], []
     for name, field in model.model_fields.items():
+        where = next(base for base in model.__mro__ if name in inspect.get_annotations(base)), name
         if name == "name":
             continue
+        if where in told:
+            above.append(f"`{name}`")
+            continue
+        told.add(where)
         meaning = described.get(name) or " ".join(_own_summary(field).split())
-        yield f"| `{name}` | {_type_name(field)} | {_default(field)} | {meaning} |".replace("  ", " ")
+        rows.append(f"| `{name}` | {_type_name(field)} | {_default(field)} | {meaning} |".replace("  ", " "))
+    if rows:
+        yield from ("| key | type | default | meaning |", "|---|---|---|---|", *rows)
+    if rows and above:
+        yield ""
+    if above:
+        yield f"As above: {', '.join(above)}."
 
 
 def described_attributes(model: type[BaseModel]) -> dict[str, str]:

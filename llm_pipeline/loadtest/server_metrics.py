@@ -50,7 +50,6 @@ class Increases:
 
 _INTERVAL_SECONDS = 1.0
 _READ_SECONDS = 2.0
-_MEBIBYTE = 1 << 20
 
 
 @dataclass
@@ -67,8 +66,6 @@ class Samples:
     kv_cache: list[float] = field(default_factory=list)
     gpu_utilization: list[float] = field(default_factory=list)
     gpu_memory: list[float] = field(default_factory=list)
-    dcgm_utilization: list[float] = field(default_factory=list)
-    dcgm_memory: list[float] = field(default_factory=list)
 
     def add_page(self, page: dict[Series, float]) -> None:
         """Take one reading of the metrics of our models, of TensorRT-LLM's own in Triton, or of vLLM."""
@@ -89,21 +86,15 @@ class Samples:
         _extend(self.gpu_utilization, _mean, metric_values(page, "nv_gpu_utilization"))
         _extend(self.gpu_memory, sum, metric_values(page, "nv_gpu_memory_used_bytes"))
 
-    def add_dcgm_page(self, page: dict[Series, float]) -> None:
-        """Take one reading of DCGM's exporter: percent and MiB."""
-        _extend(self.dcgm_utilization, _mean, [value / 100 for value in metric_values(page, "DCGM_FI_DEV_GPU_UTIL")])
-        _extend(self.dcgm_memory, sum, [value * _MEBIBYTE for value in metric_values(page, "DCGM_FI_DEV_FB_USED")])
-
     def use(self) -> ServerUse:
         """The readings as figures."""
-        utilization = self.gpu_utilization or self.dcgm_utilization
         counters = self.counters if self.read_last else Increases()
         return ServerUse(
             queue_milliseconds=self._queue_milliseconds(),
             active_requests=_whole(max(self.active, default=None)),
             kv_cache_fraction=max(self.kv_cache, default=None),
-            gpu_utilization_fraction=_mean(utilization) if utilization else None,
-            gpu_memory_bytes=_whole(max(self.gpu_memory or self.dcgm_memory, default=None)),
+            gpu_utilization_fraction=_mean(self.gpu_utilization) if self.gpu_utilization else None,
+            gpu_memory_bytes=_whole(max(self.gpu_memory, default=None)),
             input_tokens=_first_total(counters, *METRICS.input_tokens),
             output_tokens=_first_total(counters, *METRICS.output_tokens),
             samples=self.readings,
@@ -159,15 +150,13 @@ class ServerSampler:
                 _log.exception("metrics could not be read", url=self._endpoint.metrics_url)
 
     def _sample(self) -> None:
-        page = self._read(self._endpoint.metrics_url)
+        page = self._read()
         self._samples.read_last = page is not None
         if page is not None:
             self._samples.add_page(page)
-        if (page := self._read(self._endpoint.dcgm_url)) is not None:
-            self._samples.add_dcgm_page(page)
 
-    def _read(self, url: str | None) -> dict[Series, float] | None:
-        if url is None:
+    def _read(self) -> dict[Series, float] | None:
+        if (url := self._endpoint.metrics_url) is None:
             return None
         same_host = urlsplit(url).hostname == urlsplit(self._endpoint.url).hostname
         headers = self._endpoint.headers() if same_host else {}
@@ -185,7 +174,7 @@ class ServerSampler:
 
 
 def _encrypted(endpoint: Endpoint) -> bool:
-    return any((url or "").startswith("https:") for url in (endpoint.metrics_url, endpoint.dcgm_url))
+    return (endpoint.metrics_url or "").startswith("https:")
 
 
 def _first_total(counters: Increases, *names: str) -> int | None:

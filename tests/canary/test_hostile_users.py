@@ -34,6 +34,7 @@ from http_slots import HttpSlots
 from test_envoy import both_up, shift, split
 
 from llm_pipeline.adapters.envoy.adapter import UserLimits
+from llm_pipeline.adapters.envoy.xds import listener
 from llm_pipeline.canary.open_router import access_log_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
@@ -42,7 +43,7 @@ GENERATE = "/v2/models/llm/generate"
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 JSON = {"content-type": "application/json"}
 MIB = 1024 * 1024
-LIMITS = UserLimits(largest_request_mib=4, connections=40, streams_per_connection=8, header_seconds=1.0, memory_mib=512)
+LIMITS = UserLimits(largest_request_mib=4, connections=40, memory_mib=512)
 PAUSE = 0.2
 
 
@@ -53,9 +54,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     place.control = HttpSlots(place.root, place.slots, grpc=True)
     place.place = place.place.model_copy(update={"limits": LIMITS})
     try:
-        place.up()
-        both_up(place)
-        yield place
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(listener, "STREAMS_PER_CONNECTION", 8)
+            patch.setattr(listener, "HEADER_SECONDS", 1.0)
+            place.up()
+            both_up(place)
+            yield place
     finally:
         place.down()
 

@@ -133,11 +133,13 @@ def test_starting_it_again_gives_a_running_one_the_configuration_of_this_version
     replace_json(routes, document)
     wait_status(site, 200)
     before = pid_of(site)
-    site.place = site.place.model_copy(update={"limits": site.place.limits.model_copy(update={"header_seconds": 3.0})})
+    site.place = site.place.model_copy(
+        update={"limits": site.place.limits.model_copy(update={"largest_request_mib": 3})}
+    )
     site.start_router()
     wait_status(site, 404)
     assert pid_of(site) == before
-    assert '"request_headers_timeout": "3s"' in site.router.files.listeners.read_text()
+    assert "larger than 3 MiB" in site.router.files.listeners.read_text()
     known = find_router(site.router_state)
     assert known is not None
     assert known.place == site.place, "as whoever rolls back, or revives it, will write its routes"

@@ -66,18 +66,6 @@ def test_what_the_server_does_not_tell_is_none():
     assert samples(page(10, 5, 1), page(10, 5, 1)).use().queue_milliseconds is None, "it served nothing"
 
 
-def test_dcgm_tells_what_triton_does_not():
-    dcgm = parse_metrics(
-        'DCGM_FI_DEV_GPU_UTIL{gpu="0"} 80\nDCGM_FI_DEV_FB_USED{gpu="0"} 1024\nDCGM_FI_DEV_FB_USED{gpu="1"} NaN\n'
-    )
-    alone, both = samples(""), samples(page(1, 1, 1))
-    alone.add_dcgm_page(dcgm)
-    both.add_dcgm_page(dcgm)
-    assert alone.use().gpu_utilization_fraction == pytest.approx(0.8)
-    assert alone.use().gpu_memory_bytes == 1 << 30
-    assert both.use().gpu_memory_bytes == 3_000_000_000, "Triton names its own GPUs, the exporter all of the host"
-
-
 def test_tensorrt_llm_has_names_of_its_own():
     text = (
         'nv_trt_llm_request_metrics{model="llm",request_type="active",version="1"} 7\n'
@@ -156,14 +144,6 @@ def test_a_sampler_reads_at_both_ends_and_in_between(metrics_url: str, monkeypat
     use = sampler.use()
     assert use.samples == len(Handler.seen) >= 4
     assert use.output_tokens == use.samples - 1
-
-
-def test_a_sampler_reads_the_gpus_page_beside_the_servers(metrics_url: str):
-    endpoint = Endpoint(url="http://127.0.0.1:1", dcgm_url=metrics_url)
-    with ServerSampler(endpoint) as sampler:
-        pass
-    assert Handler.seen == [None, None]
-    assert sampler.use().samples == 0, "it is no page of the server"
 
 
 def test_headers_go_to_the_endpoints_own_host_only(metrics_url: str, monkeypatch: pytest.MonkeyPatch):

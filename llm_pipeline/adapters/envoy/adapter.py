@@ -51,15 +51,11 @@ class UserLimits(ConfigModel):
         largest_request_mib: Larger bodies are refused with 413; smaller ones are kept until their answer begins, so
             that the other slot can answer when one fails.
         connections: Open at once, of all users together; further ones are closed.
-        streams_per_connection: Requests at once on one HTTP/2 connection; further ones wait.
-        header_seconds: Longest time to send a request's headers, and to agree on TLS.
         memory_mib: Of the whole router: near it new requests are refused with 503, and the largest ones are cut.
     """
 
     largest_request_mib: Annotated[int, Field(ge=1, le=1024)] = 16
     connections: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
-    streams_per_connection: Annotated[int, Field(ge=1, le=10_000)] = 128
-    header_seconds: Annotated[float, Field(ge=0.1, le=600)] = 10.0
     memory_mib: Annotated[int, Field(ge=128, le=1_048_576)] = 2048
 
     @property

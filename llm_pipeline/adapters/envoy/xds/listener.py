@@ -14,6 +14,11 @@ from llm_pipeline.canary.arm_names import ROUTES, STAT_PREFIX
 LUA = "envoy.filters.http.lua"
 BUFFER = "envoy.filters.http.buffer"
 STREAM_IDLE = "300s"
+HEADER_SECONDS = 10.0
+"""Longest time to send the headers of a request, and to agree on TLS."""
+
+STREAMS_PER_CONNECTION = 128
+"""Requests at once on one HTTP/2 connection; further ones wait."""
 
 _LUA_FILES = ("bodies.lua", "answers.lua")
 _CERTIFICATE = "server"
@@ -95,7 +100,7 @@ def listeners(directory: Path, place: EnvoyPlace, access_log: Path) -> Json:
     }
     chain: Json = {
         "filters": [{"name": "manager", "typed_config": manager}],
-        "transport_socket_connect_timeout": f"{place.limits.header_seconds:g}s",
+        "transport_socket_connect_timeout": f"{HEADER_SECONDS:g}s",
     }
     if place.tls is not None:
         chain["transport_socket"] = _tls(directory)
@@ -122,11 +127,11 @@ def _for_strangers(place: EnvoyPlace) -> Json:
         "internal_address_config": {"cidr_ranges": [_NOBODY]},
         "stream_idle_timeout": STREAM_IDLE,
         "request_timeout": STREAM_IDLE,
-        "request_headers_timeout": f"{limits.header_seconds:g}s",
+        "request_headers_timeout": f"{HEADER_SECONDS:g}s",
         "max_request_headers_kb": _LARGEST_HEADERS_KIB,
         "common_http_protocol_options": {"idle_timeout": STREAM_IDLE, "max_headers_count": 100},
         "http2_protocol_options": {
-            "max_concurrent_streams": limits.streams_per_connection,
+            "max_concurrent_streams": STREAMS_PER_CONNECTION,
             "initial_stream_window_size": _STREAM_WINDOW_BYTES,
             "initial_connection_window_size": _CONNECTION_WINDOW_BYTES,
         },
