@@ -83,23 +83,6 @@ LONGEST_LOOKS = 10.0
 """One look counts for at most this many intervals between looks: a frozen process watched nothing meanwhile."""
 
 
-class WatchClock:
-    """How long a step was watched: this process's monotonic clock, bounded look by look; the record keeps the sum."""
-
-    def __init__(self) -> None:
-        self._last: float | None = None
-
-    def start(self) -> None:
-        """The first look is timed from now on."""
-        self._last = time.monotonic()
-
-    def look(self, look_seconds: float) -> float:
-        """Seconds watched since the last look; a process that continues another one's step counts one interval."""
-        now, last = time.monotonic(), self._last
-        self._last = now
-        return look_seconds if last is None else min(now - last, LONGEST_LOOKS * look_seconds)
-
-
 class CanaryController:
     """Drives a canary's record, one step at a time; holds the target's lease while it does."""
 
@@ -122,7 +105,7 @@ class CanaryController:
         self._slots = slots
         self._site = Site(router, slots, plan.patience)
         self._token = FencingToken(lease.epoch, lease.epoch)
-        self._clock = WatchClock()
+        self._looked_at: float | None = None
         self._blind_since: float | None = None
         self._place = PlaceState()
         self._warm: WarmUp | None = None
@@ -338,7 +321,7 @@ class CanaryController:
 
     def _look(self, record: CanaryRecord, seen: Seen) -> tuple[CanaryRecord, Seen]:
         """One look at the step. If the store refuses it, the next look starts where the last recorded one ended."""
-        elapsed, held = self._clock.look(self._policy.look_seconds), record.pause_request is not None
+        elapsed, held = self._watched(), record.pause_request is not None
         watched = record.watched_seconds + (0.0 if held else elapsed)
         tests = tests_of(record)
         try:
@@ -374,6 +357,15 @@ class CanaryController:
                 seen = replace(seen, waiting=(candidate_waits, stable_waits))
         return record, seen
 
+    def _watched(self) -> float:
+        """Seconds since the last look, by this process's monotonic clock; the record keeps the sum.
+
+        The first look of a process that continues another one's step counts as one interval between looks.
+        """
+        look, last = self._policy.look_seconds, self._looked_at
+        self._looked_at = time.monotonic()
+        return look if last is None else min(self._looked_at - last, LONGEST_LOOKS * look)
+
     def _in_numbers(self, record: CanaryRecord, tests: AnalysisState, decision: StepDecision) -> StepDecision:
         """A decision with both arms in numbers; the full table is logged."""
         if tests.step is None:
@@ -400,7 +392,7 @@ class CanaryController:
         return slots.differs(record.candidate, record.repository) if isinstance(slots, ChecksAnswers) else None
 
     def _start_candidate(self, record: CanaryRecord) -> CanaryRecord:
-        self._clock.start()
+        self._looked_at = time.monotonic()
         record = self._save(record)
         if record.stable is not None:
             stand_down(self._router, self._plan.patience, owner=self._plan.driver, epoch=self._token.epoch)
@@ -422,7 +414,7 @@ class CanaryController:
             confirmed = wait_converged(self._router, self._router.write(want, revision), self._plan.patience.confirm)
             log.info("the candidate is stable's standby", slot=record.candidate, confirmed=confirmed)
         time.sleep(self._policy.look_seconds)
-        watched = record.watched_seconds + self._clock.look(self._policy.look_seconds)
+        watched = record.watched_seconds + self._watched()
         return self._save(record, watched_seconds=watched)
 
     def _deploy_first(self, record: CanaryRecord) -> CanaryRecord:
@@ -444,7 +436,7 @@ class CanaryController:
         if not wait_converged(self._router, revision, self._plan.patience.confirm):
             return self._save(condemned(record, findings.not_acknowledged(), by=self._plan.driver))
         log.info("traffic shifted", percent=record.step_percent, slot=record.candidate, revision=revision)
-        self._clock.start()
+        self._looked_at = time.monotonic()
         words = f"{record.step_percent:g} % of the traffic to {record.candidate}"
         record = record.with_event(EventKind.SHIFTED, words, by=self._plan.driver)
         record = self._traffic.step_begins(record)

@@ -1,7 +1,7 @@
 """The watchdog of canaries: the guard's heartbeat, and how long a canary has been without a controller.
 
-The clocks of two hosts differ, and either may be set. So the guard compares no time that a controller wrote with its
-own. It remembers the revisions of the documents that a living controller changes, and for how long they have not
+The clocks of two hosts differ, and either may be set. So the guard measures a controller's silence by no time that it
+wrote. It remembers the revisions of the documents that a living controller changes, and for how long they have not
 changed, in seconds since its host's boot.
 """
 

@@ -5,7 +5,7 @@ are rolled back; a rollback that was begun is completed. A router or a productio
 A slot that kept the version before warm is stopped when its rollback window ends. The guard runs on the host of the
 target's servers, beside whatever else runs there: it never interrupts a controller that renews its lease.
 
-It needs no clock that agrees with anybody's (`sightings`).
+A controller's silence is measured by no clock that agrees with anybody's (see `watchdog`); a person's deadline is.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from typing import Literal
 
 from llm_pipeline.base.errors import Unsupported, as_pipeline_error, is_unexpected
@@ -68,11 +67,11 @@ class GuardAction:
     detail: str
 
 
-def failed(target: str, about: str, error: Exception) -> GuardAction:
+def failed(target: str, error: Exception) -> GuardAction:
     """An error as an action; the traceback of an unexpected one is logged."""
     if is_unexpected(error):
         log.error("the guard failed", gpu_target=target, exc_info=error)
-    return GuardAction(target, about, "failed", str(as_pipeline_error(error)))
+    return GuardAction(target, "-", "failed", str(as_pipeline_error(error)))
 
 
 @dataclass(frozen=True)
@@ -89,24 +88,15 @@ class GuardedSite(Site):
 
     def guard(self, now: HostTime) -> list[GuardAction]:
         """Guard the target's canary, then what serves and is kept warm there; failures are reported."""
-        actions = self._attempt(self._release_on_trial(), lambda: self.guard_canary(now))
-        actions += self._attempt("-", self._revive)
-        actions += self._attempt("-", self._keep_log)
-        for act in (self._carry_on, self._keep):
-            actions += self._attempt("-", partial(act, now))
+        acts = (self.guard_canary, self._revive, self._keep_log, self._carry_on, self._keep)
+        actions = [action for act in acts for action in self._attempt(act, now)]
         return list(dict.fromkeys(actions))  # a document that none of them can read is told once
 
-    def _attempt(self, about: str, act: Callable[[], list[GuardAction]]) -> list[GuardAction]:
+    def _attempt(self, act: Callable[[HostTime], list[GuardAction]], now: HostTime) -> list[GuardAction]:
         try:
-            return act()
+            return act(now)
         except Exception as error:  # noqa: BLE001 - what else there is to be looked after is, all the same
-            return [failed(self.target, about, error)]
-
-    def _release_on_trial(self) -> str:
-        try:
-            return read_place(self.store, self.target).on_trial or "-"
-        except Exception:  # noqa: BLE001 - whoever reads it next says so
-            return "-"
+            return [failed(self.target, error)]
 
     def guard_canary(self, now: HostTime) -> list[GuardAction]:
         """Roll the target's canary back if it has no controller and may not wait any longer.
@@ -179,12 +169,12 @@ class GuardedSite(Site):
         ahead = [one for one in mine if one.question == "begin" and one.percent > record.passed_percent]
         return min(ahead, key=lambda one: one.percent, default=None)
 
-    def _revive(self) -> list[GuardAction]:
+    def _revive(self, _: HostTime) -> list[GuardAction]:
         """The router, if it has ended."""
         done = self.router.revive() if self.router is not None else None
         return [GuardAction(self.target, "-", "started", done)] if done else []
 
-    def _keep_log(self) -> list[GuardAction]:
+    def _keep_log(self, _: HostTime) -> list[GuardAction]:
         """Rotate the router's log: between canaries nothing else reads it, and it keeps growing."""
         if self.router is not None:
             with contextlib.suppress(Unsupported):
@@ -211,7 +201,7 @@ class GuardedSite(Site):
 
     def _told(self, done: Done) -> GuardAction | None:
         if done.error is not None:
-            return failed(self.target, "-", done.error)
+            return failed(self.target, done.error)
         match done.action:
             case Start(pointer):
                 return GuardAction(
@@ -262,7 +252,7 @@ def guard_once(store: ArtifactStore, deployment: Deployment) -> list[GuardAction
                 patience=Patience.with_router(place.router),
             )
         except Exception as error:  # noqa: BLE001 - the other targets are guarded
-            actions.append(failed(target, "-", error))
+            actions.append(failed(target, error))
         else:
             actions += site.guard(now)
     return actions

@@ -21,6 +21,7 @@ from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.errors import ConfigError, Fenced, Transient
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Judgement
+from llm_pipeline.canary.access_log import LogCursor, ObservedRequest
 from llm_pipeline.canary.controller import CanaryController
 from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.plan import CanaryPlan
@@ -294,6 +295,18 @@ class Site:
                 plan, journal=journal, lease=lease, router=self.router, traffic=self.traffic, slots=self.slots
             )
             return controller.run_step(percent)
+
+    def at_looks(self, acts: Mapping[int, Callable[[], object]]) -> list[int]:
+        """Do something at some of the looks to come, counted from 1; returns a list with an entry for each look."""
+        read, looks = self.log.read, list[int]()
+
+        def counted(cursor: LogCursor, most_bytes: int = 0) -> tuple[list[ObservedRequest], LogCursor]:
+            looks.append(len(looks) + 1)
+            acts.get(looks[-1], lambda: None)()
+            return read(cursor, most_bytes)
+
+        self.log.read = counted  # type: ignore[method-assign]
+        return looks
 
     def steps(self, *percents: float, **settings: str) -> list[str]:
         """Verdicts of the steps, until one is not GO."""

@@ -100,12 +100,6 @@ def test_where_too_few_ask_the_verdict_says_what_to_do_with_this_policy_and_rout
     assert "too little traffic" not in site.step(50).summary
 
 
-def test_an_undecided_step_rolls_back_by_policy(site) -> None:
-    undecided(site, on_undecided="roll_back")
-    assert site.step(50).verdict == "INCONCLUSIVE"
-    assert (site.record().phase, site.weights()) == (Phase.ROLLED_BACK, {"blue": 10_000})
-
-
 def test_a_slower_candidate_is_frozen_by_policy_until_a_person_decides(site) -> None:
     site.policy |= {**LONGER, "on_regression": "freeze"}
     site.slow = True
@@ -182,14 +176,6 @@ def test_an_approval_that_comes_after_the_rollback_changes_nothing_and_says_so(s
     approval = read_approval(site.store, "r1", "cpu", 50)
     assert approval is not None
     assert approval.answer == "waiting"
-
-
-def test_the_first_answer_stands(site) -> None:
-    site.policy["approve_before_percent"] = [50]
-    assert site.steps(20, 50) == ["GO", "INCONCLUSIVE"]
-    approve(site, 50)
-    assert approve(site, 50, approved=False) == (False, "too late, nothing was changed: it was approved by alice")
-    assert site.step(50).verdict == "GO"
 
 
 def test_a_source_of_metrics_that_is_down_pauses_and_never_advances(site) -> None:

@@ -102,14 +102,6 @@ def test_whatever_else_is_in_the_route_stays(subject):
     assert subject.backends(after) == [{**subject.backends(before)[0], "weight": 9500}, green]
 
 
-def test_backends_without_weights_have_equal_shares(subject):
-    def two(document):
-        subject.backends(document)[:] = [{"name": name, "port": 8000} for name in SERVICES]
-
-    subject.edit(two)
-    assert subject.router.read()[0].weights == {"blue": 5000, "green": 5000}
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -170,14 +162,6 @@ def test_a_gateway_that_does_not_take_the_route_refuses_it(subject, gateway, con
 
     with pytest.raises(RouterRejected, match=f"{condition}: UnsupportedValue: no such thing"):
         until(lambda: subject.router.converged(revision) is not False)
-
-
-def test_a_refusal_of_an_older_generation_is_not_one_of_this(subject, gateway):
-    gateway.condition = {"type": "Accepted", "status": "False", "reason": "NotAllowedByListeners"}
-    until(lambda: "status" in subject.document)
-    gateway.condition = {}
-    revision = subject.router.write(split(500), None)
-    until(lambda: subject.router.converged(revision) is True)
 
 
 def test_a_status_that_is_written_in_between_makes_no_conflict(subject):

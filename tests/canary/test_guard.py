@@ -337,10 +337,6 @@ def deployment_of(site: Site, root: Path, *targets: str) -> Deployment:
     )
 
 
-def test_one_pass_over_a_deployment_without_canaries_does_nothing(site, tmp_path: Path) -> None:
-    assert guard_once(site.store, deployment_of(site, tmp_path, "cpu")) == []
-
-
 def _raise(*_: object, **__: object) -> None:
     raise ZeroDivisionError("a fault")
 

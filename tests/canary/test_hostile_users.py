@@ -119,12 +119,6 @@ def test_a_large_grpc_call_is_answered_by_the_other_slot(site, port) -> None:
     assert set(asyncio.run(calls())) == {b"blue"}
 
 
-def test_a_request_that_says_it_is_too_large_is_refused_before_it_is_sent(port) -> None:
-    answer = ask(port, "POST", GENERATE, b"", JSON | {"content-length": str(5 * MIB)})
-    assert (answer.status, answer.server) == (413, "")
-    assert b"larger than 4 MiB" in answer.body
-
-
 def test_a_request_that_turns_out_too_large_is_refused(port) -> None:
     answer = ask_in_chunks(port, GENERATE, (b"x" * 65536 for _ in range(5 * 16)))
     assert (answer.status, answer.server) == (413, "")
@@ -245,19 +239,6 @@ def test_a_long_stream_is_legal(site, port) -> None:
         site.control.fault("blue")
     assert answer.status == 200
     assert answer.body.count(b"data: ") == 5
-
-
-@pytest.mark.parametrize("verb", ["generate", "generate_stream"])
-def test_what_both_versions_refuse_is_asked_once_of_each_and_is_nobodys_fault(site, port, verb) -> None:
-    site.logged()
-    end = access_log_of(site.router).end()
-    refused = generation(prompt="")
-    answers = [ask(port, "POST", f"/v2/models/llm/{verb}", refused, JSON) for _ in range(30)]
-    assert Counter(answer.status for answer in answers) == {400: 30}
-    assert Counter(attempts(answer) for answer in answers) == {"2": 30}
-    seen = site.logged(end)
-    assert Counter((one.refused, one.fault) for one in seen) == {(True, False): 30}
-    assert {one.arm for one in seen} == {"blue", "green"}
 
 
 def test_a_grpc_call_that_both_versions_refuse_is_nobodys_fault(site, port) -> None:

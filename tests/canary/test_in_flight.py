@@ -84,8 +84,3 @@ def test_what_is_remembered_of_requests_in_flight_is_bounded_and_a_router_that_i
     assert len(seen.in_flight) == seen.candidate.requests == MOST_IN_FLIGHT
     later = window([line(90_000.0, "new")], "green", LIMITS, 0.0, seen.in_flight)
     assert list(later.in_flight) == ["new"]
-
-
-def test_requests_that_started_before_the_step_do_not_count() -> None:
-    seen = window([request("green", at=1.0), request("green", at=3.0)], "green", LIMITS, 2.0)
-    assert seen.candidate.requests == 1

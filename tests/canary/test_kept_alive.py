@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from simulated import Site
 from test_guard import guard
@@ -26,17 +24,6 @@ def site(tmp_path) -> Site:
     return found
 
 
-def at_looks(site: Site, acts: dict[int, Callable[[], object]]) -> None:
-    read, looks = site.log.read, iter(range(10_000))
-
-    def counted(*arguments, **settings):
-        if act := acts.get(next(looks)):
-            act()
-        return read(*arguments, **settings)
-
-    site.log.read = counted
-
-
 def test_a_stable_that_is_killed_in_a_bake_is_started_at_the_next_look_and_a_failing_candidate_ends_then(site) -> None:
     seen = []
 
@@ -44,7 +31,7 @@ def test_a_stable_that_is_killed_in_a_bake_is_started_at_the_next_look_and_a_fai
         seen.append(site.running.copy())
         site.faulty = True
 
-    at_looks(site, {3: lambda: site.running.discard("blue"), 5: fails})
+    site.at_looks({3: lambda: site.running.discard("blue"), 5: fails})
     judgement = site.step(20)
     assert seen == [{"blue", "green"}]
     assert (judgement.verdict, site.record().phase) == ("NO_GO", Phase.ROLLED_BACK)
@@ -61,7 +48,7 @@ def test_a_candidate_that_fails_beside_a_stable_that_had_failed_is_rolled_back_a
     def fails() -> None:
         site.faulty = True
 
-    at_looks(site, {3: lambda: site.running.discard("blue"), 20: fails, 40: starts})
+    site.at_looks({3: lambda: site.running.discard("blue"), 20: fails, 40: starts})
     judgement = site.step(20)
     assert (judgement.verdict, site.record().phase) == ("NO_GO", Phase.ROLLED_BACK)
     assert "stable answers again" in judgement.summary
@@ -69,7 +56,7 @@ def test_a_candidate_that_fails_beside_a_stable_that_had_failed_is_rolled_back_a
 
 
 def test_a_power_cut_does_not_count_against_the_candidate(site) -> None:
-    at_looks(site, {3: site.running.clear})
+    site.at_looks({3: site.running.clear})
     judgement = site.step(20)
     assert (judgement.verdict, site.record().phase, site.running) == ("INCONCLUSIVE", Phase.ROLLED_BACK, {"blue"})
     assert "had both ended" in judgement.summary

@@ -51,10 +51,6 @@ def test_a_request_is_read_with_its_arm_and_times(path) -> None:
     assert (request.error, request.fault, request.lost) == (False, False, False)
 
 
-def test_grpc_arms_are_the_same_slots(path) -> None:
-    assert one(path, cluster="green_grpc_failover", host="127.0.0.1:2", path="/x/ModelInfer").arm == "green"
-
-
 @pytest.mark.parametrize(
     "hidden",
     [
@@ -159,18 +155,6 @@ def test_a_line_is_read_once_and_only_when_it_is_whole(path) -> None:
     assert log(path).read(cursor)[0] == []
 
 
-def test_rotation_loses_and_repeats_nothing(path) -> None:
-    path.write_text(line(started_at="1"))
-    _, cursor = log(path).read(LogCursor())
-    with path.open("a") as stream:
-        stream.write(line(started_at="2"))
-    path.rename(path.with_name("access.jsonl.1"))
-    path.write_text(line(started_at="3"))
-    requests, cursor = log(path).read(cursor)
-    assert [request.started_at for request in requests] == [2.0, 3.0]
-    assert log(path).read(cursor)[0] == []
-
-
 def test_a_truncated_log_is_read_from_its_start(path) -> None:
     path.write_text(line() * 3)
     _, cursor = log(path).read(LogCursor())
@@ -188,11 +172,6 @@ def test_the_end_of_a_long_log_is_behind_its_last_whole_line(path) -> None:
     path.write_text(whole + '{"started_at": "1')
     assert log(path).end() == log(path).read(LogCursor())[1]
     assert log(path).end().offset == len(whole)
-
-
-def test_recent_requests_are_those_since_then(path) -> None:
-    path.write_text(line(started_at="5") + line(started_at="15"))
-    assert [request.started_at for request in log(path).recent(10.0)] == [15.0]
 
 
 def test_the_timeline_shows_both_arms_and_the_intended_share(path) -> None:

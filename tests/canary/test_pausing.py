@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import pytest
 from simulated import MODEL, PATIENCE, Killed, Site
 
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.canary import controller
-from llm_pipeline.canary.access_log import LogCursor, ObservedRequest
 from llm_pipeline.canary.record import Phase, read_events
 from llm_pipeline.notifications.event import Origin, of_canary
 from llm_pipeline.operations.pausing import PauseReply, pause, resume
@@ -41,19 +40,6 @@ def resume_it(site: Site) -> PauseReply:
     return resume(site.store, "cpu", by="bob")
 
 
-def at_looks(site: Site, acts: Mapping[int, Act]) -> list[int]:
-    """Do something at some of the looks to come, counted from 1; returns a list with an entry for each look."""
-    read, looks = site.log.read, []
-
-    def counted(cursor: LogCursor, most_bytes: int = 0) -> tuple[list[ObservedRequest], LogCursor]:
-        looks.append(len(looks) + 1)
-        acts.get(looks[-1], lambda: None)()
-        return read(cursor)
-
-    site.log.read = counted  # type: ignore[method-assign]
-    return looks
-
-
 def test_a_paused_canary_keeps_its_split_for_longer_than_any_bake_and_goes_on_when_it_is_resumed(site) -> None:
     assert site.step(20).verdict == "GO"
     found: list[object] = []
@@ -65,7 +51,7 @@ def test_a_paused_canary_keeps_its_split_for_longer_than_any_bake_and_goes_on_wh
         resume_it(site)
 
     told = len(site.told)
-    at_looks(site, {FIRST_LOOK: lambda: pause_it(site), LATER: look_and_resume})
+    site.at_looks({FIRST_LOOK: lambda: pause_it(site), LATER: look_and_resume})
     assert site.step(50).verdict == "GO"
     assert found[:2] == [Phase.BAKING, {"blue": 5_000, "green": 5_000}]
     assert isinstance(found[2], float)
@@ -87,7 +73,7 @@ def test_a_step_whose_tests_pass_meanwhile_ends_when_it_is_resumed(site) -> None
         passed.append(site.kinds().count("step passed"))
         resume_it(site)
 
-    at_looks(site, {5: lambda: pause_it(site), LATER: look_and_resume})
+    site.at_looks({5: lambda: pause_it(site), LATER: look_and_resume})
     assert site.step(50).verdict == "GO"
     assert (passed, site.kinds().count("step passed")) == ([1], 2)
 
@@ -99,7 +85,7 @@ def test_asking_twice_changes_nothing_and_says_who_was_first(site) -> None:
     def ask() -> None:
         answers.extend(one(site.store, "cpu", by=f"person {number}") for number, one in enumerate(asks))
 
-    at_looks(site, {FIRST_LOOK: ask})
+    site.at_looks({FIRST_LOOK: ask})
     assert site.step(20).verdict == "GO"
     assert [answer.counted for answer in answers] == [True, False, True, False]
     assert answers[1].message.startswith("nothing was changed: person 0 paused the canary of r1 on cpu at ")
@@ -110,7 +96,7 @@ def test_a_candidate_that_fails_while_it_is_paused_is_rolled_back(site) -> None:
     def fail() -> None:
         site.faulty = True
 
-    at_looks(site, {FIRST_LOOK: lambda: pause_it(site), 20: fail})
+    site.at_looks({FIRST_LOOK: lambda: pause_it(site), 20: fail})
     judgement = site.step(20)
     assert (judgement.verdict, site.weights()) == ("NO_GO", {"blue": 10_000})
     assert "fails request after request" in judgement.summary
@@ -119,7 +105,7 @@ def test_a_candidate_that_fails_while_it_is_paused_is_rolled_back(site) -> None:
 def test_a_candidate_whose_server_ends_while_it_is_paused_between_two_steps_is_rolled_back(site) -> None:
     assert site.step(20).verdict == "GO"
     assert pause_it(site).counted
-    at_looks(site, {10: lambda: site.running.discard("green")})
+    site.at_looks({10: lambda: site.running.discard("green")})
     judgement = site.step(50)
     assert (judgement.verdict, site.weights()) == ("NO_GO", {"blue": 10_000})
     assert {"green": 5_000, "blue": 5_000} not in [state.weights for state in site.told]
@@ -134,7 +120,7 @@ def test_a_pause_between_two_steps_begins_no_step_until_it_is_resumed(site) -> N
         found.append(site.weights())
         resume_it(site)
 
-    at_looks(site, {LATER: look_and_resume})
+    site.at_looks({LATER: look_and_resume})
     assert site.step(50).verdict == "GO"
     assert found == [{"blue": 8_000, "green": 2_000}]
 
@@ -143,11 +129,11 @@ def test_a_killed_controller_is_continued_paused(site) -> None:
     def die() -> None:
         site.die_at = site.boundary + 1
 
-    at_looks(site, {FIRST_LOOK: lambda: pause_it(site), 20: die})
+    site.at_looks({FIRST_LOOK: lambda: pause_it(site), 20: die})
     with pytest.raises(Killed):
         site.step(20)
     site.buried()
-    looks = at_looks(site, {LATER: lambda: resume_it(site)})
+    looks = site.at_looks({LATER: lambda: resume_it(site)})
     assert site.step(20).verdict == "GO"
     assert len(looks) > LATER, "the next controller waited for the person"
     assert site.kinds().count("paused by a person") == 1
@@ -155,7 +141,7 @@ def test_a_killed_controller_is_continued_paused(site) -> None:
 
 def test_a_pause_that_nobody_ends_rolls_back_at_its_deadline(site) -> None:
     site.policy["pause_deadline_seconds"] = 0.2
-    at_looks(site, {FIRST_LOOK: lambda: pause_it(site)})
+    site.at_looks({FIRST_LOOK: lambda: pause_it(site)})
     judgement = site.step(20)
     assert judgement.summary == "alice paused the canary at 20 %, and nobody resumed it within 0 s"
     assert (judgement.verdict, site.weights()) == ("INCONCLUSIVE", {"blue": 10_000})
@@ -176,7 +162,7 @@ def test_a_paused_canary_is_rolled_back_on_request(site, how) -> None:
     def die_and_roll_back() -> None:
         site.die_at = site.boundary + 1
 
-    at_looks(site, {FIRST_LOOK: lambda: pause_it(site), 20: die_and_roll_back})
+    site.at_looks({FIRST_LOOK: lambda: pause_it(site), 20: die_and_roll_back})
     with pytest.raises(Killed):
         site.step(20)
     site.buried()
@@ -187,7 +173,7 @@ def test_a_paused_canary_is_rolled_back_on_request(site, how) -> None:
 
 def test_the_next_run_of_a_release_is_not_paused_by_what_was_asked_of_the_one_before(site) -> None:
     site.policy["pause_deadline_seconds"] = 0.05
-    at_looks(site, {FIRST_LOOK: lambda: pause_it(site)})
+    site.at_looks({FIRST_LOOK: lambda: pause_it(site)})
     assert site.step(20).verdict == "INCONCLUSIVE"
     site.policy["pause_deadline_seconds"] = 60.0
     assert site.step(20, run="second run").verdict == "GO"
@@ -210,16 +196,16 @@ def test_a_store_that_cannot_be_read_keeps_a_canary_paused(site, monkeypatch) ->
         return really(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(controller, "read_place", read)
-    looks = at_looks(
-        site, {FIRST_LOOK: lambda: pause_it(site), 20: lambda: down.append(1), LATER: lambda: resume_it(site)}
+    looks = site.at_looks(
+        {FIRST_LOOK: lambda: pause_it(site), 20: lambda: down.append(1), LATER: lambda: resume_it(site)}
     )
-    at_looks(site, {LATER + 20: down.clear})
+    site.at_looks({LATER + 20: down.clear})
     assert site.step(20).verdict == "GO"
     assert len(looks) > LATER + 20
 
 
 def test_people_are_told_of_a_pause_and_how_to_end_it(site, caplog) -> None:
-    at_looks(site, {FIRST_LOOK: lambda: pause_it(site), 20: lambda: resume_it(site)})
+    site.at_looks({FIRST_LOOK: lambda: pause_it(site), 20: lambda: resume_it(site)})
     assert site.step(20).verdict == "GO"
     told = next(one for one in read_events(site.store, "r1", "cpu") if one.kind == "paused by a person")
     event = of_canary(Origin("here", "r1"), told, "cpu")

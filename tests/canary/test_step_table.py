@@ -38,22 +38,12 @@ def test_the_sentence_names_both_arms() -> None:
     assert sentence(seen()) == ("100 candidate and 300 stable requests, failures 0 and 0, p95 first byte 24 and 22 ms")
 
 
-def test_an_arm_without_answers_has_no_latency() -> None:
-    assert sentence(seen(candidate=0)).endswith("failures 0 and 0, p95 first byte - and 22 ms")
-    assert sentence([]) == "0 candidate and 0 stable requests, failures 0 and 0, p95 last byte - and - ms"
-
-
 def test_without_streams_the_last_byte_is_named() -> None:
     assert sentence(seen(streaming=False)).endswith("p95 last byte 48 and 44 ms")
 
 
 def test_at_100_percent_there_is_one_arm() -> None:
     assert sentence(seen(stable=0), 1.0) == "100 candidate requests, failures 0, p95 first byte 24 ms"
-
-
-def test_requests_before_the_step_do_not_count_for_its_latencies() -> None:
-    arms = StepArms.of([request("green", at=1.0, first=900.0), request("green", at=3.0)], "green", 2.0)
-    assert (arms.candidate.requests, arms.candidate.first_token_p95) == (1, 10.0)
 
 
 def test_the_table_is_one_text_with_both_arms_the_split_and_the_e_values() -> None:
@@ -94,8 +84,3 @@ def test_what_is_not_compared_is_said() -> None:
     _, step, arms = step_of(seen())
     text = format_step(state, step, arms, policy=POLICY, seconds=30.0)
     assert text.endswith("\nnot compared: slow end: the source has no such buckets")
-
-
-def test_a_step_without_any_request_still_has_a_table() -> None:
-    state, step, arms = step_of([])
-    assert "split: - of 0" in format_step(state, step, arms, policy=POLICY, seconds=60.0)
