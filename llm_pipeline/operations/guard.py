@@ -11,8 +11,6 @@ A controller's silence is measured by no clock that agrees with anybody's (see `
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -40,7 +38,7 @@ from llm_pipeline.operations.rollback import carry_on
 from llm_pipeline.operations.served_place import ServedPlace, router_here
 from llm_pipeline.operations.upkeep import Done, Send, Start, Stop, keep
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
-from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost, LeaseState, lease_of
+from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
 from llm_pipeline.store.place_state import Heartbeat, StepApproval, read_place
 
 log = get_logger(__name__)
@@ -122,7 +120,6 @@ class GuardedSite(Site):
 
     def _end(self, record: CanaryRecord, why: str) -> list[GuardAction]:
         """Take the lease, look again and roll back."""
-        _end_frozen_owner(_read_lease(self.store, self.target))
         journal = CanaryJournal(self.store, record.release_id, self.target)
         try:
             take_over(self.store, self.target)
@@ -215,23 +212,6 @@ class GuardedSite(Site):
             case Stop(pointer):
                 detail = f"its rollback window is over; slot {pointer.slot} is free"
                 return GuardAction(self.target, pointer.release_id, "stopped previous", detail)
-
-
-def _read_lease(store: ArtifactStore, target: str) -> LeaseState | None:
-    name = lease_name(target)
-    document = store.read_document(name)
-    return lease_of(document, name) if document else None
-
-
-def _end_frozen_owner(lease: LeaseState | None) -> None:
-    """Kill an owner of this host that is stopped: it may hold the lock of the routes, or of the store, for ever.
-
-    It has lost its lease and would be fenced when it wakes up.
-    """
-    if lease is None or lease.expires_at == 0.0 or not lease.frozen_here:
-        return
-    log.warning("ending the canary's frozen controller", pid=lease.pid)
-    os.kill(lease.pid, signal.SIGKILL)
 
 
 def guard_once(store: ArtifactStore, deployment: Deployment) -> list[GuardAction]:

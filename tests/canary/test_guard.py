@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,7 +11,6 @@ import pytest
 from place_here import serve
 from simulated import CANDIDATE, PATIENCE, STABLE, Killed, Site
 
-from llm_pipeline.base.detached import process_is_stopped, process_start_ticks
 from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.canary.approvals import ask
 from llm_pipeline.canary.record import Phase, lease_name
@@ -22,7 +19,7 @@ from llm_pipeline.operations import guard as guard_module
 from llm_pipeline.operations.approval import answer
 from llm_pipeline.operations.guard import GuardAction, GuardedSite, guard_once
 from llm_pipeline.operations.rollback import ensure_rolled_back
-from llm_pipeline.store.lease import Lease, LeaseState
+from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.place_state import Pointer, read_place
 
 pytestmark = pytest.mark.usefixtures("fast")
@@ -91,30 +88,6 @@ def test_a_dead_owner_s_lease_from_before_the_clock_was_set_back_does_not_keep_t
         assert guard(site, 1.0, clock_is_off=-1800.0) == []
         (action,) = guard(site, LATER, clock_is_off=-1800.0)
     assert (action.what, site.weights()) == ("rolled back", {"blue": 10_000})
-
-
-def test_a_frozen_owner_is_ended_before_its_canary_is_rolled_back(site, caplog) -> None:
-    killed_at_20_percent(site)
-    with subprocess.Popen([sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"]) as frozen:
-        ticks = process_start_ticks(frozen.pid) or 0
-        deadline = time.monotonic() + 60
-        while not process_is_stopped(frozen.pid, ticks):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        document = site.store.read_document(lease_name("cpu"))
-        assert document is not None
-        with Lease(site.store, "leases/mine.json"):
-            mine = site.store.read_document("leases/mine.json")
-        assert mine is not None
-        held = LeaseState.model_validate(mine.value).model_copy(
-            update={"pid": frozen.pid, "start_ticks": ticks, "expires_at": time.time(), "epoch": 9}
-        )
-        site.store.write_document(lease_name("cpu"), held.model_dump(), document.revision)
-        actions = [*guard(site), *guard(site, LATER)]
-        frozen.kill()
-        assert [action.what for action in actions] == ["rolled back"]
-        assert "ending the canary's frozen controller" in caplog.text
-    assert site.weights() == {"blue": 10_000}
 
 
 def test_a_paused_canary_waits_until_its_deadline_and_is_rolled_back_then(site) -> None:
