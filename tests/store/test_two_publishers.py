@@ -31,7 +31,7 @@ EXPIRE = 2
 
 schedules = st.lists(st.integers(0, 1), min_size=80, max_size=80)  # without a least size they are about five long
 schedules_with_stalls = st.lists(st.integers(0, EXPIRE), min_size=120, max_size=120)
-quick = settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+quick = settings(max_examples=20, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
 
 class Stage:
