@@ -7,18 +7,11 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from llm_pipeline.base.progress import made_progress
 
-_BLOCK = 256 * 1024  # stays in a core's cache between reading, hashing and writing
-
-
-class FileDigest(NamedTuple):
-    """Size of a file in bytes, and SHA-256 of its bytes in hex."""
-
-    size: int
-    sha256: str
+_BLOCK = 256 * 1024  # stays in a core's cache between reading and what is done with it
 
 
 def sha256_file(path: Path) -> str:
@@ -27,38 +20,10 @@ def sha256_file(path: Path) -> str:
     Raises:
         OSError: The file cannot be read.
     """
-    return digest_file(path).sha256
-
-
-def digest_file(path: Path) -> FileDigest:
-    """Size and SHA-256 of the bytes that were read from a file.
-
-    Raises:
-        OSError: The file cannot be read.
-    """
-    size, hasher = 0, hashlib.sha256()
+    hasher = hashlib.sha256()
     for block in blocks_of(path):
-        size += len(block)
         hasher.update(block)
-    return FileDigest(size, hasher.hexdigest())
-
-
-def copy_file(source: Path, destination: Path) -> FileDigest:
-    """Copy a file to a new one, reading once; returns the digest of exactly the bytes that were written.
-
-    Raises:
-        OSError: The source cannot be read, or the destination exists or cannot be written.
-    """
-    size, hasher = 0, hashlib.sha256()
-    written = os.open(destination, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    try:
-        for block in blocks_of(source):
-            size += len(block)
-            hasher.update(block)
-            write_all(written, block)
-    finally:
-        os.close(written)
-    return FileDigest(size, hasher.hexdigest())
+    return hasher.hexdigest()
 
 
 def write_all(descriptor: int, data: bytes) -> None:

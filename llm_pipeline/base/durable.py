@@ -8,7 +8,7 @@ import os
 import uuid
 from pathlib import Path
 
-from llm_pipeline.base.digest import write_all
+from llm_pipeline.base.digest import blocks_of, write_all
 
 
 def write_durably(path: Path, data: bytes) -> None:
@@ -21,6 +21,20 @@ def write_durably(path: Path, data: bytes) -> None:
     try:
         write_all(descriptor, data)
         os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def copy_file(source: Path, destination: Path) -> None:
+    """Copy a file to a new one, which `sync_file_system` makes durable with others.
+
+    Raises:
+        OSError: The source cannot be read, or the destination exists or cannot be written.
+    """
+    descriptor = os.open(destination, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        for block in blocks_of(source):
+            write_all(descriptor, block)
     finally:
         os.close(descriptor)
 

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from llm_pipeline.base.digest import copy_file, sha256_bytes, sha256_file
+from llm_pipeline.base.digest import sha256_bytes, sha256_file
 from llm_pipeline.base.directory_listing import list_directory
-from llm_pipeline.base.durable import make_directory, sync_directory, sync_file_system, write_durably
+from llm_pipeline.base.durable import copy_file, make_directory, sync_directory, sync_file_system, write_durably
 from llm_pipeline.base.errors import IntegrityError, Transient, hint_of
 from llm_pipeline.base.file_lock import flocked
 from llm_pipeline.store.blobs import ANY, Blob, Changed, Leftover, Listed, LocalFile, in_parallel

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from pydantic import Field, field_validator
 
-from llm_pipeline.base.digest import digest_file, sha256_json
+from llm_pipeline.base.digest import sha256_file, sha256_json
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.store.blobs import Blobs, Changed, Listed, in_parallel
@@ -181,12 +181,12 @@ def inventory(directory: Path) -> tuple[ManifestFile, ...]:
         raise IntegrityError("nothing to publish: the directory holds no file", where=str(directory))
     largest_first = sorted(before, key=lambda path: before[path].size, reverse=True)
     try:
-        digests = in_parallel(lambda path: digest_file(directory / path), largest_first)
+        digests = in_parallel(lambda path: sha256_file(directory / path), largest_first)
     except FileNotFoundError as error:
         raise IntegrityError("a file was removed meanwhile", where=str(error.filename)) from error
     require_unchanged(directory, before)
     made = sorted(zip(largest_first, digests, strict=True))
-    return tuple(ManifestFile(path=path, size=digest.size, sha256=digest.sha256) for path, digest in made)
+    return tuple(ManifestFile(path=path, size=before[path].size, sha256=sha256) for path, sha256 in made)
 
 
 def require_unchanged(directory: Path, before: Mapping[str, FileState]) -> None:

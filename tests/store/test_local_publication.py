@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from llm_pipeline.adapters.local.store import LocalStore
-from llm_pipeline.base.digest import FileDigest, copy_file
+from llm_pipeline.base.durable import copy_file
 from llm_pipeline.base.errors import IntegrityError, Transient
 from llm_pipeline.store import artifact_store
 from llm_pipeline.store.manifest import Difference
@@ -54,12 +54,11 @@ def test_a_directory_that_changes_while_it_is_published_is_not_published(
 ) -> None:
     changed = threading.Event()
 
-    def copy_and_change(source: Path, destination: Path) -> FileDigest:
-        digest = copy_file(source, destination)
+    def copy_and_change(source: Path, destination: Path) -> None:
+        copy_file(source, destination)
         if source.name == "model.bin" and not changed.is_set():
             changed.set()
             change(weights)
-        return digest
 
     monkeypatch.setattr("llm_pipeline.store.file_blobs.copy_file", copy_and_change)
     with pytest.raises(IntegrityError, match="a file was added, removed or changed"):
@@ -77,11 +76,10 @@ def test_a_file_whose_name_is_not_utf8_is_refused(store: LocalStore, weights: Pa
 def test_a_removal_of_leftovers_beside_a_publication_fails_it_at_most_and_it_can_be_repeated(
     store: LocalStore, weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def copy_and_clean(source: Path, destination: Path) -> FileDigest:
-        digest = copy_file(source, destination)
+    def copy_and_clean(source: Path, destination: Path) -> None:
+        copy_file(source, destination)
         for leftover in store.leftovers(timedelta(0)):
             store.remove_leftover(leftover)
-        return digest
 
     with monkeypatch.context() as patched:
         patched.setattr("llm_pipeline.store.file_blobs.copy_file", copy_and_clean)
