@@ -263,9 +263,10 @@ def test_a_task_that_is_marked_failed_takes_its_stage_with_it_and_a_rejection_mo
     run.mark_failed("recipes_1.quantize", 0)
     until(lambda: not process.session_alive)
 
-    assert run.finish(approve=False) == "success"
+    assert run.finish(approve=False) == "failed"
     assert run.task("recipes_2.quantize", 0).state == "success"
-    assert run.task("promotion_1.canary_5", 0).state == "skipped"
+    assert run.task("promotion_1.canary_5", 0).state == "upstream_failed"
+    assert run.task("give_back", -1).state == "success", "one red task for one cause"
     assert run.task("report", -1).state == "success"
 
 
