@@ -32,7 +32,7 @@ _FLAGS = (
 _LOOK_SECONDS = 0.25
 _CLICK_SECONDS = 0.7
 _DRAWING_SECONDS = 2.5
-_MARGIN_PIXELS = 16.0
+_MARGIN_PIXELS = 32.0
 _CLOSED_GRAPH = ("Show Graph (Press g)", "Collapse Details Panel", "Fit View")
 
 
