@@ -13,7 +13,7 @@ from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.untrusted_text import markdown, one_line
 from llm_pipeline.config.budget import HOUR, Budget
 from llm_pipeline.release.evidence_text import facts_table, markdown_table
-from llm_pipeline.release.flow import step_named
+from llm_pipeline.release.flow import stage_names, step_named
 from llm_pipeline.release.measured_cost import release_cost
 from llm_pipeline.release.step import Work
 from llm_pipeline.release_progress import ReleaseProgress
@@ -199,8 +199,10 @@ def approval_facts(flow: ReleaseProgress, targets: Sequence[str]) -> str:
 
 
 def _gates(flow: ReleaseProgress, subjects: set[str]) -> str:
-    gates = [result for (_, subject), result in sorted(flow.results().items()) if subject in subjects]
-    return markdown_table(sorted(gates, key=lambda result: result.timings.started_at))
+    stages, targets = stage_names(), [*flow.targets]
+    gates = [result for (_, subject), result in flow.results().items() if subject in subjects]
+    gates.sort(key=lambda gate: (stages.index(gate.stage), gate.subject in targets and targets.index(gate.subject)))
+    return markdown_table(gates)
 
 
 def replaces_nothing(flow: ReleaseProgress, target: str) -> bool:

@@ -60,7 +60,8 @@ class Decision(Frozen):
 
 def answer_in_words(answer: str, by: str) -> str:
     """`denied by anna`, `not answered in time`."""
-    return f"{answer} by {by}" if by else {"timed out": "not answered in time"}.get(answer, answer)
+    named = {"timed out": "not answered in time", "waiting": "waiting for an answer"}
+    return f"{answer} by {by}" if by else named.get(answer, answer)
 
 
 def note_ended(store: ArtifactStore, release_id: str, run: datetime, by: str) -> None:
@@ -93,3 +94,8 @@ def read_decisions(store: ArtifactStore, release_id: str) -> list[Decision]:
 def refusal(decisions: Iterable[Decision], run: datetime) -> Decision | None:
     """What a person refused, or nobody answered in time, in a run of a release; None while nothing is refused."""
     return next((one for one in decisions if one.refused and one.run == run.isoformat()), None)
+
+
+def waiting(decisions: Iterable[Decision], run: datetime) -> Decision | None:
+    """What a run of a release asks now; None while it asks nothing."""
+    return next((one for one in decisions if one.answer == "waiting" and one.run == run.isoformat()), None)

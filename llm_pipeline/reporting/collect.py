@@ -28,7 +28,7 @@ from llm_pipeline.loadtest.records import Records, join, read_records
 from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.planning.stage_cost import PlannedStage, TotalCost
 from llm_pipeline.release.contract import StageResult
-from llm_pipeline.release.decision import read_decisions, refusal
+from llm_pipeline.release.decision import read_decisions, refusal, waiting
 from llm_pipeline.release.record import ReleaseRecord, read_release_record
 from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.reporting.failures import flow_order, read_failures
@@ -186,7 +186,7 @@ class _Collector:
         failures = read_failures(self._store, record.release_id, results, self._gaps)
         before = self._summary("baseline", "")
         decisions = self._try("decisions", lambda: read_decisions(self._store, record.release_id))
-        refused = refusal(decisions or (), self._flow.resolved_at)
+        question = refusal(decisions or (), self._flow.resolved_at) or waiting(decisions or (), self._flow.resolved_at)
         accuracy = self._accuracy()
         published = checkpoint_bytes(results, "download", "", self._size)
         trials = read_trials(
@@ -205,7 +205,7 @@ class _Collector:
             recipe=recipe_in_words(record, results),
             description=record.release.description,
             collected_at=datetime.now(UTC),
-            headline=release_headline(record, results, pointers, failures, canaries, refused=refused),
+            headline=release_headline(record, results, pointers, failures, canaries, question=question),
             facts=(*released_facts(record, results, pointers), *self._budget()),
             highlights=highlights(trials, published, accuracy, loads, canaries),
             failures=failures,

@@ -46,20 +46,22 @@ def release_headline(
     failures: Sequence[FailedStage] = (),
     canaries: Sequence[CanaryStudy] = (),
     *,
-    refused: Decision | None = None,
+    question: Decision | None = None,
 ) -> Headline:
-    """State, verdict and the sentences that explain them; `refused` is what a person refused in this run."""
+    """State, verdict and their sentences; `question` is what was refused in this run, or still waits."""
     gates = [result for result in results.values() if result.judgement is not None and decides(result, results)]
     gates.sort(key=lambda result: result.timings.started_at)
     verdict = worst(gate.judgement.verdict for gate in gates if gate.judgement) if gates else None
     if not any(gate.stage == "choose" for gate in gates) and any(gate.stage == "accuracy" for gate in gates):
         verdict = _without_recipes(gates)
     state = _state(record.release_id, results, pointers, verdict, failures)
-    if refused is not None and (state == "on its way" or (state == "failed" and refused.answer == "ended")):
-        told = refused.in_words
-        state = "ended by a person" if refused.answer == "ended" else "not approved"
+    ended = question is not None and question.answer == "ended"
+    if question is not None and (state == "on its way" or (state == "failed" and ended)):
+        told = question.in_words
         sentence = f"{told[:1].upper()}{told[1:]}. "
-        sentence += f"The question: {refused.question}" if refused.question else _progress(results)
+        sentence += f"The question: {question.question}" if question.question else _progress(results)
+        if question.refused:
+            state = "ended by a person" if ended else "not approved"
     elif state == "rolled back":
         sentence = rollback_in_words(results, pointers, canaries)
     else:

@@ -123,3 +123,15 @@ def test_a_release_that_nobody_approved_says_who_when_and_what_was_asked(sample,
     (row,) = release_rows(release.store)
     assert row.verdict == answer
     assert refusal([asked], record.created_at + timedelta(seconds=1)) is None  # another run asks anew
+
+
+def test_a_draft_says_what_is_waited_for(sample, release) -> None:
+    record = read_release_record(release.store, sample.RELEASE)
+    asked = Decision(
+        run=record.created_at.isoformat(), step="approve", targets=("cpu",), question="Promote it on cpu?",
+        evidence="0" * 64,
+    )  # fmt: skip
+    release.store.write_document(decision_name(sample.RELEASE, "approve"), asked.model_dump(mode="json"), None)
+    headline = collect(release.store, sample.RELEASE).headline
+    assert headline.state == "on its way"
+    assert headline.sentence == "Waiting for an answer. The question: Promote it on cpu?"
