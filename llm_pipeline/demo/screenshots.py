@@ -46,7 +46,7 @@ class Picture:
         text: Text that the page shows when it is ready.
         frame: The text is inside the page's frame.
         clicks: Labels of buttons to click, in order, once the page is ready.
-        around: CSS selector of what the picture shows, twice as large; empty for the whole page.
+        around: CSS selector of what the picture shows, half as large again; empty for the whole page.
         graph_of: The DAG whose graph goes from top to bottom, which a browser keeps for each DAG; empty for none.
     """
 
@@ -140,7 +140,7 @@ class Browser:
         )
         left, top = (min(box[side] for box in boxes) - _MARGIN_PIXELS for side in ("left", "top"))
         right, bottom = (max(box[side] for box in boxes) + _MARGIN_PIXELS for side in ("right", "bottom"))
-        return {"x": left, "y": top, "width": right - left, "height": bottom - top, "scale": 2.0}
+        return {"x": left, "y": top, "width": right - left, "height": bottom - top, "scale": 1.5}
 
     async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """One command of the debugging protocol."""
