@@ -212,7 +212,7 @@ def test_the_log_of_a_deferred_task_shows_what_its_stage_says(containers):
 
 
 def test_a_stage_that_is_overdue_is_stopped(containers):
-    assert "Task exited" in containers.log("overdue")
+    assert "Task failed with exception" in containers.log("overdue")
 
 
 def test_pods_hold_no_worker_either(jobs, client):

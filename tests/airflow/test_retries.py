@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from airflow.sdk import RetryAction
 from llm_pipeline_airflow.dag_options import task_defaults
+from llm_pipeline_airflow.faults import Refused
 
 from llm_pipeline.base.errors import ConfigError, InternalError, StageCrashed, Transient
 
@@ -16,6 +17,7 @@ from llm_pipeline.base.errors import ConfigError, InternalError, StageCrashed, T
         (StageCrashed("killed"), RetryAction.RETRY),
         (ConfigError("wrong"), RetryAction.FAIL),
         (InternalError("a fault"), RetryAction.FAIL),
+        (Refused("a person said no"), RetryAction.FAIL),
         (OverflowError("math range error"), RetryAction.FAIL),
         (RecursionError("too deep"), RetryAction.FAIL),
         (ModuleNotFoundError("No module named 'boto3'"), RetryAction.FAIL),
@@ -23,7 +25,7 @@ from llm_pipeline.base.errors import ConfigError, InternalError, StageCrashed, T
         (OSError(5, "Input/output error"), RetryAction.DEFAULT),
         (MemoryError(), RetryAction.DEFAULT),
     ],
-    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else value.value,
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else value.value,
 )
-def test_a_failure_is_tried_again_only_if_that_may_help(raised: Exception, action: RetryAction) -> None:
+def test_a_failure_is_tried_again_only_if_that_may_help(raised: BaseException, action: RetryAction) -> None:
     assert task_defaults("us")["retry_policy"].evaluate(raised, 1, 4).action is action
