@@ -28,5 +28,7 @@ class Operator(StageOperator):
 
 
 logging.basicConfig(level=logging.INFO, stream=sys.stderr, force=True)
-returned = Operator(task_id="download", config_path="", stage="download").execute({})
+operator = Operator(task_id="download", config_path="", stage="download")
+operator.stays = True  # also where the stage takes long enough for the triggerer, which would read a release config
+returned = operator.execute({})
 sys.stdout.write(json.dumps(returned) + "\n")
