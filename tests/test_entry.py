@@ -161,7 +161,7 @@ def test_termination_ends_the_blocks_of_a_command_and_is_told_from_an_interrupti
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 143
+        assert process.wait(120) == 143
         assert process.stdout.read() == "stopped what it started\n"
 
 
