@@ -45,10 +45,6 @@ def collect(history: History) -> None:
     collect_garbage(history.deployment, delete=True, now=datetime.now(UTC).replace(year=2100))
 
 
-def pointers_file(history: History) -> Path:
-    return history.root / "store" / place_name(TARGET)
-
-
 DIRECTORIES = [
     "store/places",
     "store/releases",

@@ -153,7 +153,3 @@ ALGORITHMS: Mapping[WeightFormat, str] = {
     "mxfp4": "mxfp4",
 }
 """Naive INT4 has the label of AWQ."""
-
-FUSED_PROJECTIONS = ("qkv_proj", "query_key_value", "c_attn", "Wqkv")
-"""What architectures call one projection to queries, keys and values; the scales of the KV cache are named as if there
-were a `k_proj` and a `v_proj` in its place."""

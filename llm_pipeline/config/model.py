@@ -147,7 +147,6 @@ AbsolutePath = Annotated[PathText, Field(pattern=r"^/.+"), AfterValidator(host_p
 """A path of this host that is written in full, but for its variables."""
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-PositiveFraction = Annotated[float, Field(ge=1e-6, le=1.0)]
 Confidence = Annotated[float, Field(ge=0.5, le=0.999_999)]
 Alpha = Annotated[float, Field(ge=1e-9, lt=0.5)]
 """Chance of a false alarm."""
@@ -187,7 +186,6 @@ Tokens = Annotated[int, Field(ge=1, le=16_777_216)]
 Items = Annotated[int, Field(ge=1, le=10_000_000)]
 """Documents, prompts, requests or samples."""
 
-ItemsOrNone = Annotated[int, Field(ge=0, le=10_000_000)]
 BatchSize = Annotated[int, Field(ge=1, le=65_536)]
 """Sequences or requests that are worked on at a time."""
 

@@ -116,15 +116,7 @@ class Browser:
     async def click(self, label: str) -> None:
         """Click the button of that label."""
         button = f"document.querySelector('button[aria-label={json.dumps(label)}]')"
-        await self._press(button, label)
-
-    async def press(self, text: str) -> None:
-        """Click the last button with that text, which is the one in front."""
-        buttons = "[...document.querySelectorAll('button:enabled')]"
-        await self._press(f"{buttons}.filter(button => button.innerText.trim() === {json.dumps(text)}).at(-1)", text)
-
-    async def _press(self, button: str, what: str) -> None:
-        await self.wait_for(f"!!{button}", f"the button {what!r}")
+        await self.wait_for(f"!!{button}", f"the button {label!r}")
         await self.evaluate(f"{button}.click()")
         await asyncio.sleep(_CLICK_SECONDS)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -32,7 +32,6 @@ BODY_BYTES, BODY_BYTES_PER_TOKEN = 2**20, 32
 """Of the largest body: so much, and so much for each token that a request may have."""
 
 _CREATED = 0
-_Handler = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,4 @@
-"""What a plan asks the store: who holds the release's places, and how long the steps of its newest releases took.
-
-history = read_history(open_store(deployment.store), "llama-fp8")
-history.seconds(("quantize", "fp8"))  # (11.2, 10.9): of the releases in which it was computed
-"""
+"""What a plan asks the store: who holds the release's places, and how long the steps of its newest releases took."""
 
 from __future__ import annotations
 
@@ -83,9 +79,8 @@ def ask_store(loaded: LoadedRelease, seconds: float, *, replace: bool) -> Backgr
 
     def ask() -> StoreAnswer:
         store = open_store(loaded.deployment.store)
-        return StoreAnswer(
-            warnings=_places(store, loaded, replace=replace), history=read_history(store, loaded.config.name)
-        )
+        warnings = _places(store, loaded, replace=replace)  # first: a store slow with releases must hide no holder
+        return StoreAnswer(read_history(store, loaded.config.name), warnings)
 
     return BackgroundCall(ask, seconds) if seconds else None
 

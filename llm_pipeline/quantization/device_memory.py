@@ -26,7 +26,6 @@ _OUT_OF_MEMORY = re.compile(
     r"|can't allocate memory",
     re.IGNORECASE,
 )
-_LARGER = "use a larger GPU, more GPUs, or a machine that is not shared"
 _ROOM = 1.1
 """One GPU has to have this many times the bytes of the weights free, for activations and buffers."""
 _SHARE_OF_EACH = 0.8

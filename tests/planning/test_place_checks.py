@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -50,6 +51,13 @@ def test_the_demos_config_copied_for_a_second_model_is_refused_once_the_demo_ser
     assert "places:" in refused.value.hint
     assert main(["plan", str(second)]) == ExitCode.BAD_INPUT
     assert main(["plan", str(second), "--replace"]) == ExitCode.GO
+
+
+def test_a_store_that_is_slow_with_its_releases_hides_no_holder(second: Path, store, monkeypatch) -> None:
+    promote(store, DEMO)
+    monkeypatch.setattr("llm_pipeline.planning.history.newest_of_config", lambda *_: time.sleep(30))
+    with pytest.raises(ConfigError, match=f"place cpu belongs to {DEMO}"):
+        plan_release(second, store_seconds=5)
 
 
 def test_the_holder_releases_as_ever(configs: Path, store) -> None:

@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -31,14 +30,6 @@ TOKEN = "canary-9b77-session-token"
 def weights(weights: Path) -> Path:
     (weights / "model.bin").write_bytes(os.urandom((PARTS - 1) * PART + 500))
     return weights
-
-
-@pytest.fixture
-def listens_to_interrupts() -> Iterator[None]:
-    """As the pipeline's commands do, also where the parent (a job in the background) ignores them."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def part_numbers(faults: Faults) -> list[int]:
