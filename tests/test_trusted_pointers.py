@@ -19,7 +19,7 @@ from store_history import GO, MODEL, NO_GO, TARGET, History
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Judgement
-from llm_pipeline.canary.patience import Patience
+from llm_pipeline.canary.router import Patience
 from llm_pipeline.canary.slots import SlotControl
 from llm_pipeline.cli import main
 from llm_pipeline.config.deployment import TargetPlace

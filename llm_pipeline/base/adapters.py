@@ -10,7 +10,7 @@ an image without installed metadata, too, and reading the metadata of all packag
 |---|---|---|
 | `engines` | `engine` of a target | `llm_pipeline.engines.builder` |
 | `routers` | `kind` of a place's `router` | `llm_pipeline.canary.router` |
-| `metric_sources` | `kind` of a place's `metrics` | `llm_pipeline.canary.arm_metrics` |
+| `metric_sources` | `kind` of a place's `metrics` | `llm_pipeline.canary.metrics` |
 | `server_controls` | `kind` of a place's `staging` | `llm_pipeline.serving.control` |
 | `runners` | `runner` of an environment | `llm_pipeline.runners.runner` |
 | `stores` | scheme of the store's URI | `llm_pipeline.store.artifact_store` |

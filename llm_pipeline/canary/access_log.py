@@ -23,8 +23,7 @@ from typing import Any, BinaryIO, Literal
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.canary.arm_names import FAILOVER_SUFFIX, plain_name
-from llm_pipeline.canary.router import SlotName
+from llm_pipeline.canary.router import FAILOVER_SUFFIX, SlotName, plain_name
 
 log = get_logger(__name__)
 

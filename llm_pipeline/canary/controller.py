@@ -23,8 +23,8 @@ from dataclasses import replace
 from llm_pipeline.base.errors import ConfigError, Fenced, PipelineError, Transient
 from llm_pipeline.base.logging import Lines, get_logger
 from llm_pipeline.base.verdict import Judgement
-from llm_pipeline.canary import analysis, approvals, evidence
-from llm_pipeline.canary import judgements as findings
+from llm_pipeline.canary import analysis, evidence
+from llm_pipeline.canary import people as approvals
 from llm_pipeline.canary.analysis import AnalysisState, with_look
 from llm_pipeline.canary.deciding import (
     PAUSABLE,
@@ -36,7 +36,6 @@ from llm_pipeline.canary.deciding import (
     tests_of,
     with_pause,
 )
-from llm_pipeline.canary.events import EventKind
 from llm_pipeline.canary.evidence import Outcome, StepDecision
 from llm_pipeline.canary.moving import (
     NoWayBack,
@@ -49,9 +48,16 @@ from llm_pipeline.canary.moving import (
     wait_converged,
     wait_usable,
 )
-from llm_pipeline.canary.open_router import name_release
-from llm_pipeline.canary.plan import CanaryPlan, first_attempt, is_over, next_attempt
-from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase
+from llm_pipeline.canary.record import (
+    CanaryJournal,
+    CanaryPlan,
+    CanaryRecord,
+    EventKind,
+    Phase,
+    first_attempt,
+    is_over,
+    next_attempt,
+)
 from llm_pipeline.canary.router import (
     ALL,
     RouterConflict,
@@ -59,10 +65,11 @@ from llm_pipeline.canary.router import (
     RouteState,
     SlotName,
     TrafficRouter,
+    name_release,
     other_slot,
 )
 from llm_pipeline.canary.slots import ChecksAnswers, SlotControl, WarmUp
-from llm_pipeline.canary.step_summary import format_step, step_in_numbers
+from llm_pipeline.canary.timeline import format_step, step_in_numbers
 from llm_pipeline.canary.traffic import Traffic
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
@@ -183,7 +190,7 @@ class CanaryController:
         if (record := journal.load()) is None or record.settled:
             return
         log.warning("rolling back another release", release=other, phase=record.phase.value)
-        reason = findings.superseded(self._plan.release_id)
+        reason = evidence.superseded(self._plan.release_id)
         end_canary(journal, self._site, lease=self._lease, by=self._plan.driver, reason=reason)
 
     def _check_order(self, record: CanaryRecord, percent: float) -> None:
@@ -384,7 +391,7 @@ class CanaryController:
             return None
         if self._is_starting() or not self._slots.answers(stable):
             return None
-        return findings.fails_in_a_row(f"{record.step_percent:g} %", fact)
+        return evidence.fails_in_a_row(f"{record.step_percent:g} %", fact)
 
     def _differs(self, record: CanaryRecord) -> str | None:
         """Why the candidate's server does not serve the release, where only its answers show that."""
@@ -421,7 +428,7 @@ class CanaryController:
         want = self._state(record.candidate, 1.0, on_trial=False)
         record = self._save(record, intended=want)
         if not traffic_to(self._router, want, self._plan.patience):
-            return self._save(condemned(record, findings.not_acknowledged(), by=self._plan.driver))
+            return self._save(condemned(record, evidence.not_acknowledged(), by=self._plan.driver))
         record = record.with_event(EventKind.PROMOTED, "first deployment: all traffic at once", by=self._plan.driver)
         promoted = {"phase": Phase.PROMOTED, "applied": want, "passed_percent": record.step_percent}
         return self._save(record, **promoted)
@@ -434,7 +441,7 @@ class CanaryController:
         record = self._save(record, intended=want, analysis=tests)
         revision = self._router.write(want, revision)
         if not wait_converged(self._router, revision, self._plan.patience.confirm):
-            return self._save(condemned(record, findings.not_acknowledged(), by=self._plan.driver))
+            return self._save(condemned(record, evidence.not_acknowledged(), by=self._plan.driver))
         log.info("traffic shifted", percent=record.step_percent, slot=record.candidate, revision=revision)
         self._looked_at = time.monotonic()
         words = f"{record.step_percent:g} % of the traffic to {record.candidate}"

@@ -17,14 +17,11 @@ from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.canary import analysis, evidence
-from llm_pipeline.canary import judgements as findings
 from llm_pipeline.canary.analysis import AnalysisState
-from llm_pipeline.canary.approvals import command
-from llm_pipeline.canary.events import EventKind
 from llm_pipeline.canary.evidence import Outcome, StepDecision
 from llm_pipeline.canary.metrics import Thresholds
-from llm_pipeline.canary.plan import CanaryPlan
-from llm_pipeline.canary.record import CanaryRecord, Pause, PauseReason, Phase
+from llm_pipeline.canary.people import command
+from llm_pipeline.canary.record import CanaryPlan, CanaryRecord, EventKind, Pause, PauseReason, Phase
 from llm_pipeline.canary.router import RouteState, all_to
 from llm_pipeline.canary.slots import WarmUp
 from llm_pipeline.store.place_state import PauseRequest, StepApproval
@@ -116,7 +113,7 @@ def drifted(record: CanaryRecord, traffic: RouteState) -> Judgement | None:
     known = [state for state in (record.intended, record.applied) if state is not None]
     if record.applied is None:
         known.append(all_to(record.stable or record.candidate, owner="", epoch=0))
-    return findings.changed_from_outside(traffic, known)
+    return evidence.changed_from_outside(traffic, known)
 
 
 def tests_of(record: CanaryRecord) -> AnalysisState:
@@ -140,11 +137,11 @@ class _Turn:
 
     def decide(self, record: CanaryRecord) -> CanaryRecord:
         if record.phase in _RUNNING and not self.seen.candidate_runs:  # its fault, unless stable's has ended as well
-            ended = findings.server_ended if self.seen.stable_runs else findings.all_ended
+            ended = evidence.server_ended if self.seen.stable_runs else evidence.all_ended
             return self._condemn(record, ended(record.step_percent))
         held = record.pause_request if record.phase in PAUSABLE else None
         if held is not None and held.over(self.seen.now):
-            return self._condemn(record, findings.nobody_resumed(held.by, record.share_percent, held.deadline_seconds))
+            return self._condemn(record, evidence.nobody_resumed(held.by, record.share_percent, held.deadline_seconds))
         match record.phase:
             case Phase.PAUSED:
                 return self._after_pause(record)
@@ -166,7 +163,7 @@ class _Turn:
         approval = self.seen.approval
         if self.percent in self.plan.policy.approve_before_percent and record.stable is not None:
             if approval is None or approval.answer == "waiting":
-                asked = findings.approval_asked(self.percent, command(self.plan, self.percent))
+                asked = evidence.approval_asked(self.percent, command(self.plan, self.percent))
                 return self._pause(record, asked, PauseReason.APPROVAL, self.percent)
             if approval.answer != "approved":
                 return self._refuse(record, approval)
@@ -182,12 +179,12 @@ class _Turn:
         if seen.warm is None:
             return record
         if seen.warm.answered == 0:
-            return self._condemn(record, findings.answers_nothing(seen.warm))
+            return self._condemn(record, evidence.answers_nothing(seen.warm))
         if not seen.reached:
-            return self._condemn(record, findings.not_reached())
+            return self._condemn(record, evidence.not_reached())
         if record.stable is None:  # nothing to compare with, and no user to protect: all traffic at once
             first = {"phase": Phase.SHIFTING, "step_percent": _WHOLE_PERCENT}
-            return record.model_copy(update={**first, "judgement": findings.deployed_first(seen.warm)})
+            return record.model_copy(update={**first, "judgement": evidence.deployed_first(seen.warm)})
         waited_long = record.watched_seconds > policy.maximum_bake_seconds
         if seen.thresholds is None and not (waited_long and seen.stable_runs):  # or else only the candidate runs
             return record
@@ -196,7 +193,7 @@ class _Turn:
             log.warning(words, slot=record.candidate)
             record = record.with_event(EventKind.STOOD_IN, words, by=self.plan.driver)
         if seen.thresholds is None:
-            few = findings.too_little_traffic(seen.requests, policy, can_replay=self.plan.can_replay)
+            few = evidence.too_little_traffic(seen.requests, policy, can_replay=self.plan.can_replay)
             return self._condemn(record, few)
         log.info(
             "latency limits are fixed from stable's requests",
@@ -214,7 +211,7 @@ class _Turn:
             return paused
         decision, step = self.seen.decision, tests_of(record).step
         if decision is None or step is None:
-            down = findings.source_down(self.seen.blind)
+            down = evidence.source_down(self.seen.blind)
             return self._pause(record, down, PauseReason.NO_SOURCE) if self.seen.blind else record
         judgement, policy = decision.judgement, self.plan.policy
         if record.pause_request is not None and decision.outcome in UNTIL_RESUMED:
@@ -225,7 +222,7 @@ class _Turn:
             case Outcome.PASS:
                 return self._pass(record, judgement)
             case Outcome.ANOMALOUS:
-                hangs = self.seen.waiting and findings.does_not_answer(step, *self.seen.waiting)
+                hangs = self.seen.waiting and evidence.does_not_answer(step, *self.seen.waiting)
                 if hangs:  # requests that hang at the candidate make the split look wrong, and users are waiting
                     return self._condemn(record, hangs)
                 return self._pause(record, judgement, PauseReason.WRONG_SPLIT)
@@ -237,21 +234,21 @@ class _Turn:
                 return self._pause(record, judgement, PauseReason.UNDECIDED)
             case Outcome.UNDECIDED if policy.on_undecided == "roll_back":
                 return self._condemn(record, judgement)
-        clean = findings.undecided_and_clean(step) if policy.on_undecided == "advance" else None
+        clean = evidence.undecided_and_clean(step) if policy.on_undecided == "advance" else None
         if clean is not None:
             words = f"{judgement.summary}; advancing"
             verdict = judgement.verdict
             record = record.with_event(EventKind.VERDICT, words, by=self.plan.driver, verdict=verdict)
             return self._pass(record, clean)
         if step.split.candidate < policy.minimum_requests:
-            advice = findings.more_traffic(policy, can_replay=self.plan.can_replay)
+            advice = evidence.more_traffic(policy, can_replay=self.plan.can_replay)
             words = f"{judgement.summary}; too little traffic: approve the step, or {advice}"
             judgement = judgement.model_copy(update={"summary": words})
         return self._pause(record, judgement, PauseReason.UNDECIDED)
 
     def _pass(self, record: CanaryRecord, judgement: Judgement) -> CanaryRecord:
         if self.seen.differs is not None:
-            differs = findings.another_model(f"{record.step_percent:g} %", self.seen.differs)
+            differs = evidence.another_model(f"{record.step_percent:g} %", self.seen.differs)
             return self._condemn(record, differs)
         last = record.step_percent >= _WHOLE_PERCENT
         if last and (paused := self._unless_drifted(record)) is not None:
@@ -272,7 +269,7 @@ class _Turn:
                 return record.model_copy(update={"phase": phase, "pause": None})
             return self._accept(record, answer, pause)
         if pause is not None and pause.over(self.seen.now):
-            return self._condemn(record, findings.nobody_answered(pause.percent, pause.deadline_seconds))
+            return self._condemn(record, evidence.nobody_answered(pause.percent, pause.deadline_seconds))
         if pause is not None and pause.asks:
             return record
         log.info("continuing after a pause", percent=record.step_percent)
@@ -288,14 +285,14 @@ class _Turn:
         if pause.reason is PauseReason.REGRESSED:
             record = record.model_copy(update={"analysis": analysis.begin(tests.thresholds, self.plan.policy)})
         record = record.with_event(EventKind.APPROVED, f"go on after step {pause.percent:g} %", by=answer.by)
-        return self._pass(record, findings.accepted(pause.percent, answer.by, requests))
+        return self._pass(record, evidence.accepted(pause.percent, answer.by, requests))
 
     def _refuse(self, record: CanaryRecord, answer: StepApproval) -> CanaryRecord:
         if answer.answer == "timed out":
-            return self._condemn(record, findings.nobody_answered(answer.percent, answer.deadline_seconds))
+            return self._condemn(record, evidence.nobody_answered(answer.percent, answer.deadline_seconds))
         words = f"denied: step {answer.percent:g} %"
         record = record.with_event(EventKind.DENIED, words, by=answer.by, verdict=Verdict.NO_GO)
-        return self._condemn(record, findings.denied(answer.percent, answer.by))
+        return self._condemn(record, evidence.denied(answer.percent, answer.by))
 
     def _unless_drifted(self, record: CanaryRecord) -> CanaryRecord | None:
         """The record paused, if somebody else changed the router: nothing is overwritten."""

@@ -11,21 +11,150 @@ are equally patient.
 
 Refused requests are left out everywhere: users who send bad requests send many. A candidate that refuses what stable
 answers has fewer requests than its share, and the test of the split tells.
+
+A source of counts (`ArmMetrics`) knows no single requests. What only those show is left out: empty and cut answers,
+and the order of failures. Latencies are known at its bucket edges, so the limits are edges. A source without data
+raises; it never reports zero errors instead. Windows tile: each begins where the one before it ended.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Literal, get_args
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, get_args
 
 from pydantic import Field
 
+from llm_pipeline.base.adapters import Adapter, adapter
+from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.access_log import ObservedRequest
-from llm_pipeline.canary.router import SlotName
+from llm_pipeline.canary.router import SlotName, TrafficRouter, other_slot
+from llm_pipeline.config.metric_source import MetricSource, MetricSourceModel
 from llm_pipeline.config.policy import CanaryPolicy
+from llm_pipeline.config.router_place import RouterPlace
 from llm_pipeline.statistics.variation import Variation
+
+
+class SourceDown(Transient):
+    """The source does not answer, or has no data, or only old data."""
+
+
+class SourceContradicts(SourceDown):
+    """The source's counts contradict the router's: some requests have a wrong arm, or none."""
+
+
+class Histogram(Frozen):
+    """Requests by latency.
+
+    Attributes:
+        edges: Upper edges of the buckets in milliseconds, rising, without the infinite one.
+        counts: Requests that took no longer than each edge.
+        total: All requests.
+    """
+
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: int
+
+    def beyond(self, limit: float) -> int:
+        """Requests that took longer than so many milliseconds.
+
+        Raises:
+            ConfigError: No bucket ends there, so it is not known.
+        """
+        for edge, count in zip(self.edges, self.counts, strict=True):
+            if math.isclose(edge, limit):
+                return self.total - count
+        edges = ", ".join(f"{edge:g}" for edge in self.edges)
+        raise ConfigError(f"no bucket ends at {limit:g} ms, they end at {edges}", hint="compare at an edge")
+
+
+class ArmWindow(Frozen):
+    """One arm's requests in one window.
+
+    Attributes:
+        requests: Requests that the router gave to the arm, without those that were refused (4xx).
+        errors: Those that its servers failed, hidden by fail-over or not.
+        lost: Errors that users saw.
+        first_token: Streamed answers by the time to their first token; None where the source has none.
+        end_to_end: Answers by the time to their last byte; None where the source has none.
+    """
+
+    requests: int = 0
+    errors: int = 0
+    lost: int = 0
+    first_token: Histogram | None = None
+    end_to_end: Histogram | None = None
+
+
+class MetricsCursor(Frozen):
+    """How far a source has been read; stored with the canary.
+
+    Attributes:
+        began: When counting began, seconds since 1970.
+        until: Everything before this is counted; in the future until the source can separate old requests from new.
+        counters: What the source itself has to remember.
+    """
+
+    began: float
+    until: float
+    counters: dict[str, int] = Field(default={})
+
+
+class MetricsWindow(Frozen):
+    """Both arms since a cursor, and the new cursor; no arms while there is nothing new."""
+
+    arms: dict[SlotName, ArmWindow]
+    cursor: MetricsCursor
+
+
+class ArmMetrics(Protocol):
+    """The interface of every source."""
+
+    def begin(self, seconds_ago: float = 0.0) -> MetricsCursor:
+        """Start to count now, or so long ago if the source can look back: call it when a new split is in force.
+
+        Raises:
+            SourceDown: It cannot be read.
+        """
+
+    def window(self, since: MetricsCursor) -> MetricsWindow:
+        """Both arms since the cursor.
+
+        Raises:
+            SourceDown: It does not answer, is empty or stale.
+            SourceContradicts: Its arms are not the router's.
+            ConfigError: It refuses what it is asked.
+        """
+
+
+@dataclass(frozen=True)
+class MetricSourceAdapter(Adapter):
+    """What an entry point `llm_pipeline.metric_sources` names; see `Adapter`.
+
+    Attributes:
+        open: The source of `(source, place, router)`, without asking it anything; raises ConfigError where it does not
+            fit the router, or lacks something here.
+        probe: As any adapter's, of `(source, place)`.
+    """
+
+    config: type[MetricSourceModel]
+    open: Callable[[Any, Any, Any], ArmMetrics]
+
+
+def open_source(source: MetricSource, place: RouterPlace, router: TrafficRouter) -> ArmMetrics:
+    """The source, without asking it anything.
+
+    Raises:
+        ConfigError: It does not fit the router, or lacks something here.
+    """
+    if problems := list(source.problems(place)):
+        raise ConfigError("\n".join(problems))
+    found: MetricSourceAdapter = adapter("metric_sources", source.kind)
+    return found.open(source, place, router)
+
 
 Metric = Literal["failed answers", "slow first token", "slow end", "empty or cut answers"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
@@ -318,3 +447,80 @@ def requests_needed(level: float) -> int:
 def block_seconds(policy: CanaryPolicy) -> float:
     """The length of a block of time: 10 s, or so short that the shortest step has six."""
     return min(_BLOCK_SECONDS, policy.minimum_bake_seconds / _BLOCKS_A_STEP)
+
+
+def thresholds_from_counts(stable: ArmWindow, policy: CanaryPolicy) -> Thresholds | None:
+    """The latency limits from stable's counts before the first step; None while there are too few.
+
+    A limit is the lowest bucket edge that at least the quantile's share of stable's requests do not exceed, so it lies
+    at or above the quantile; quantiles beyond the last edge have no limit. Answers' text is not known.
+    """
+    if stable.requests - stable.errors < policy.minimum_requests:
+        return None
+    histograms: dict[Metric, Histogram | None] = {
+        "slow first token": stable.first_token,
+        "slow end": stable.end_to_end,
+    }
+    limits: dict[Metric, tuple[Limit, ...]] = {"failed answers": (Limit(),)}
+    limits |= {name: found for name, one in histograms.items() if one and (found := _edges(one, policy.slow_quantiles))}
+    missing = [name for name in histograms if name not in limits]
+    return Thresholds(
+        requests=stable.requests,
+        limits=limits,
+        block_seconds=block_seconds(policy),
+        left_out=(
+            *(f"{name}: the source has no such buckets" for name in missing),
+            "empty or cut answers: counts do not show them",
+        ),
+    )
+
+
+def window_from_counts(arms: Mapping[SlotName, ArmWindow], candidate: SlotName, thresholds: Thresholds) -> Window:
+    """Both arms between two looks.
+
+    Raises:
+        ConfigError: A limit lies on no bucket edge.
+    """
+    mine = arms.get(candidate, ArmWindow())
+    theirs = arms.get(other_slot(candidate), ArmWindow())
+    all_failed = mine.errors == mine.requests
+    return Window(
+        candidate=ArmCounts(requests=mine.requests, failed=mine.errors, lost=mine.lost),
+        stable=ArmCounts(requests=theirs.requests, failed=theirs.errors, lost=theirs.lost),
+        failed_in_a_row=mine.errors if all_failed else 0,
+        all_failed=all_failed,
+        counts={
+            metric: BothCounts(candidate=_counts(mine, metric, limits), stable=_counts(theirs, metric, limits))
+            for metric, limits in thresholds.limits.items()
+        },
+        saw_anything=mine.requests + theirs.requests > 0,
+    )
+
+
+def _counts(arm: ArmWindow, metric: Metric, limits: Sequence[Limit]) -> Counts:
+    if metric == "failed answers":
+        return Counts(requests=arm.requests, events=(arm.errors,))
+    histogram = arm.first_token if metric == "slow first token" else arm.end_to_end
+    if histogram is None:
+        return Counts(events=(0,) * len(limits))
+    return Counts(requests=histogram.total, events=tuple(histogram.beyond(limit.milliseconds) for limit in limits))
+
+
+def _edges(histogram: Histogram, levels: Sequence[float]) -> tuple[Limit, ...]:
+    """An edge for each quantile that is known, and for a multiple of the highest; the same edge counts once."""
+    known = [levels[0], *(level for level in levels[1:] if histogram.total >= requests_needed(level))]
+    found: dict[float, str] = {}
+    for level in known:
+        edge = next(
+            (e for e, count in zip(histogram.edges, histogram.counts, strict=True) if count >= level * histogram.total),
+            None,
+        )
+        if edge is not None:
+            found.setdefault(edge, f"p{level * 100:g}")
+    if not found or histogram.total < REQUESTS_BEYOND:
+        return ()
+    top, label = list(found.items())[-1]
+    edge = next((edge for edge in histogram.edges if edge >= SLOW_FACTOR * top), None)
+    if edge is not None:
+        found.setdefault(edge, f"{SLOW_FACTOR:g} x {label}")
+    return tuple(Limit(milliseconds=edge, label=name) for edge, name in found.items())

@@ -1,10 +1,18 @@
-"""The durable state of one canary: a document in the store, changed only by compare-and-swap."""
+"""The durable state of one canary: what was planned, where it stands, and what happened.
+
+It is one document in the store, changed only by compare-and-swap. Its events are written together with the change that
+each tells of: a controller killed anywhere leaves neither without the other. Within one run the record stands: a retry,
+or a controller after a crash, returns the judgement that was made; the next run tries a canary again that has ended.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 
@@ -15,17 +23,64 @@ from llm_pipeline.base.file_lock import HolderStopped
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.base.verdict import Judgement, Verdict
+from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.canary.access_log import LogCursor
 from llm_pipeline.canary.analysis import AnalysisState, Look
-from llm_pipeline.canary.arm_metrics import MetricsCursor
-from llm_pipeline.canary.events import LONGEST_SUMMARY, MOST_EVENTS, CanaryEvent, EventKind
-from llm_pipeline.canary.metrics import Hanging
-from llm_pipeline.canary.router import RouteState, SlotName
+from llm_pipeline.canary.metrics import Hanging, MetricsCursor
+from llm_pipeline.canary.router import Patience, RouteState, SlotName, other_slot
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.documents import understood
 from llm_pipeline.store.lease import lease_of
-from llm_pipeline.store.place_state import PauseRequest, PlaceState, Question, read_place
+from llm_pipeline.store.place_state import PauseRequest, PlaceState, Pointer, Question, read_place
+
+MOST_EVENTS = 200
+"""A record keeps this many of the newest events."""
+
+LONGEST_SUMMARY = 500
+
+
+class EventKind(StrEnum):
+    """What an event is about."""
+
+    STARTED = "started"
+    SHIFTED = "shifted"
+    PASSED = "step passed"
+    PAUSED = "paused"
+    PAUSED_BY_PERSON = "paused by a person"
+    RESUMED = "resumed"
+    APPROVAL_ASKED = "approval asked"
+    APPROVED = "approved"
+    DENIED = "denied"
+    VERDICT = "verdict"
+    PROMOTED = "promoted"
+    ROLLING_BACK = "rolling back"
+    ROLLED_BACK = "rolled back"
+    REVIVED = "router revived"
+    STOOD_IN = "stood in"
+
+
+class CanaryEvent(Frozen):
+    """One thing that happened to a canary.
+
+    Attributes:
+        number: Counts the canary's events from 1, over all attempts: a reader remembers the last one it has seen.
+        at: Seconds since 1970, by the clock of whoever wrote it.
+        kind: What it is about.
+        percent: The candidate's share of the traffic then, in percent.
+        summary: What happened, in one sentence.
+        by: Who did it: a controller, the guard, or a person.
+        verdict: What was decided; None where nothing was.
+    """
+
+    number: int
+    at: float
+    kind: EventKind
+    percent: float
+    summary: str
+    by: str
+    verdict: Verdict | None = None
+
 
 log = get_logger(__name__)
 
@@ -313,3 +368,102 @@ def read_events(store: ArtifactStore, release_id: str, target: str, *, after: in
     """
     record = read_canary_record(store, release_id, target)
     return tuple(event for event in record.events if event.number > after) if record else ()
+
+
+@dataclass(frozen=True)
+class CanaryPlan:
+    """What to promote, over which production, and by which rules.
+
+    Attributes:
+        run: The run of the release that asks; another one may try a settled canary again, the same one may not.
+        production: What serves now; None for the first deployment on the target.
+        can_replay: The users' port of its router is known here, so prompts can be replayed there.
+    """
+
+    release_id: str
+    run: str
+    target: str
+    candidate: ArtifactRef
+    production: Pointer | None
+    policy: CanaryPolicy
+    patience: Patience = field(default_factory=Patience)
+    can_replay: bool = True
+
+    @property
+    def driver(self) -> str:
+        """Who drives it: this process, in events and routes."""
+        return f"{self.release_id}@{socket.gethostname()}.{os.getpid()}"
+
+    @property
+    def production_since(self) -> datetime | None:
+        """When the pointers moved last; it distinguishes one production from the next."""
+        return self.production.promoted_at if self.production else None
+
+
+def first_attempt(plan: CanaryPlan, cursor: LogCursor) -> CanaryRecord:
+    """A canary that has done nothing yet; `cursor` is where the access log ends now."""
+    production = plan.production
+    return CanaryRecord(
+        release_id=plan.release_id,
+        run=plan.run,
+        began_run=plan.run,
+        target=plan.target,
+        repository=plan.candidate,
+        stable=production.slot if production else None,
+        stable_repository=production.repository if production else None,
+        candidate=other_slot(production.slot) if production else "blue",
+        production_since=plan.production_since,
+        policy=plan.policy,
+        began_at=time.time(),
+        began_cursor=cursor,
+        cursor=cursor,
+    )
+
+
+def next_attempt(earlier: CanaryRecord, plan: CanaryPlan, cursor: LogCursor) -> CanaryRecord:
+    """The canary from its beginning; the events say how the earlier ones ended."""
+    kept = {"epoch": earlier.epoch, "attempt": earlier.attempt + 1, "events": earlier.events}
+    return first_attempt(plan, cursor).model_copy(update=kept)
+
+
+def is_over(record: CanaryRecord, plan: CanaryPlan, traffic: Callable[[], RouteState]) -> bool:
+    """Whether a canary belongs to an earlier run and has ended, so that this run may start a new one.
+
+    A promotion whose traffic is in force and whose pointers nobody has moved yet is not over: its run ended between
+    promotion and settlement, and this one settles it.
+
+    Args:
+        record: The canary as stored.
+        plan: What this run wants.
+        traffic: Reads the router.
+    """
+    if record.run == plan.run:
+        return False
+    if record.phase is Phase.PROMOTED:
+        return record.production_since != plan.production_since or not _in_force(record, traffic())
+    return record.phase in (Phase.ROLLED_BACK, Phase.ROLLING_BACK)
+
+
+def _in_force(record: CanaryRecord, traffic: RouteState) -> bool:
+    return record.applied is not None and record.applied.same_traffic(traffic)
+
+
+def judged_by_others(
+    store: ArtifactStore, release_id: str, target: str, *, wait_seconds: float = 10.0
+) -> Judgement | None:
+    """The judgement of a canary that was taken from its controller; None if nobody rolled it back.
+
+    Args:
+        store: Where the canary's record is.
+        release_id: The release that was on trial.
+        target: The target's name.
+        wait_seconds: How long their record of it is waited for: they fence the controller first.
+    """
+
+    def found() -> Judgement | None:
+        record = read_canary_record(store, release_id, target)
+        back = record is not None and record.phase in (Phase.ROLLING_BACK, Phase.ROLLED_BACK)
+        return record.judgement if record is not None and back else None
+
+    wait_until(lambda: found() is not None, wait_seconds)
+    return found()

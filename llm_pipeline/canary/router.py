@@ -1,13 +1,28 @@
-"""The port to the router that splits live traffic: read its state, write it conditionally, see that it took effect."""
+"""The port to the router that splits live traffic: its state, its interface, its adapters, and the names of its arms.
+
+Light to import, as every reader of a deployment does.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, runtime_checkable
 
 from pydantic import Field, model_validator
 
+from llm_pipeline.base.adapters import Adapter, adapter
 from llm_pipeline.base.errors import Terminal, Transient, Unsupported
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Frozen
+
+if TYPE_CHECKING:
+    from llm_pipeline.canary.access_log import AccessLog
+    from llm_pipeline.config.router_place import RouterModel, RouterPlace
+    from llm_pipeline.config.server_place import SlotServer
+
+log = get_logger(__name__)
 
 SlotName = Literal["blue", "green"]
 RouterCondition = Literal["runs", "answers nothing", "has ended", "stopped", "never started", "cannot be read"]
@@ -200,3 +215,161 @@ class StartedRouter(Protocol):
 
     def stop(self) -> None:
         """End its process; its weights stay."""
+
+
+ROUTES = "main"
+STAT_PREFIX = "ingress"
+FAILOVER_SUFFIX = "_failover"
+BACKED_SUFFIX = "_backed"
+GUARDED_SUFFIX = "_guarded"
+
+ArmProtocol = Literal["http", "grpc", "openai"]
+
+
+def cluster_name(slot: SlotName, protocol: ArmProtocol) -> str:
+    """The plain cluster of a slot."""
+    return slot if protocol == "http" else f"{slot}_{protocol}"
+
+
+def arm_name(slot: SlotName, protocol: ArmProtocol, state: RouteState) -> str:
+    """The cluster that a slot's route points to: on trial, or with a standby, its failures go to another."""
+    name = cluster_name(slot, protocol)
+    if slot == state.candidate:
+        return name + FAILOVER_SUFFIX
+    backed = state.candidate is not None or state.standby == other_slot(slot)
+    return name + BACKED_SUFFIX if backed else name
+
+
+def plain_name(arm: str) -> str:
+    """The plain cluster of the slot whose arm this is: the inverse of `arm_name`."""
+    return arm.removesuffix(FAILOVER_SUFFIX).removesuffix(BACKED_SUFFIX)
+
+
+def candidate_of(arms: Iterable[str]) -> str | None:
+    """The slot on trial, by its arm."""
+    return next((plain_name(arm) for arm in arms if arm.endswith(FAILOVER_SUFFIX)), None)
+
+
+def standby_of(arms: Iterable[str]) -> str | None:
+    """The slot that stands by: the one whose own arm is plain where the other's is backed."""
+    names = list(arms)
+    if candidate_of(names) is not None or not any(arm.endswith(BACKED_SUFFIX) for arm in names):
+        return None
+    return next((arm for arm in names if arm == plain_name(arm)), None)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long each part of a rollback is tried, in seconds.
+
+    Attributes:
+        write: For writing the routes; after that the rollback fails, and its caller tries again.
+        confirm: For the router's confirmation; after that it continues unconfirmed.
+        prove: For an answer of the server that gets the traffic back.
+        drain: For requests in flight at a server that is to be stopped; after that they are cut. None for the time in
+            the canary's policy.
+        usable: For the router's health checks to accept a new candidate; after that it gets no traffic.
+        blind_drain: Instead of `drain` where requests in flight cannot be counted; None for the same time.
+    """
+
+    write: float = 60.0
+    confirm: float = 5.0
+    prove: float = 60.0
+    drain: float | None = None
+    usable: float = 15.0
+    blind_drain: float | None = 2.0
+
+    @classmethod
+    def with_router(cls, place: RouterPlace) -> Patience:
+        """The times that suit a kind of router; one that never counts requests in flight drains for the full time."""
+        blind = cls.blind_drain if place.logs_requests else None
+        return cls(confirm=place.acts_within_seconds, blind_drain=blind)
+
+
+@dataclass(frozen=True)
+class RouterAdapter(Adapter):
+    """The adapter of a router; see `Adapter`.
+
+    Attributes:
+        config: The model of its settings; its class variables say what it can do.
+        open: Opens the router, from `(place, slots, state, initial=...)`; starts it, or writes its first routes, where
+            that is ours to do: see `open_router`.
+        as_it_is: The router, from `(place, slots, state)`, without starting or asking anything; None if none ever ran.
+    """
+
+    config: type[RouterModel]
+    open: Callable[..., TrafficRouter]
+    as_it_is: Callable[[Any, Any, Any], TrafficRouter | None]
+
+
+def remote(config: type[RouterModel], router: Callable[[Any], TrafficRouter]) -> RouterAdapter:
+    """The adapter of a router that runs elsewhere: it has nothing to start, and all it needs is its place."""
+
+    def probe(place: Any) -> str:
+        state, _ = router(place).read()
+        shares = ", ".join(f"{slot} {weight / 100:g} %" for slot, weight in sorted(state.weights.items()))
+        return f"{place.kind} answers: {shares}"
+
+    return RouterAdapter(config, lambda place, *_, **__: router(place), lambda place, *_: router(place), probe=probe)
+
+
+@runtime_checkable
+class LogsRequests(Protocol):
+    """A router that logs single requests."""
+
+    def access_log(self) -> AccessLog:
+        """That record."""
+
+
+def open_router(
+    place: RouterPlace, slots: Mapping[SlotName, SlotServer], state: Path, *, initial: RouteState
+) -> TrafficRouter:
+    """Open the router; one of this package is started, or given its first routes.
+
+    Args:
+        place: What the router is, and where.
+        slots: The servers behind it.
+        state: Directory of what it keeps on this host: configuration, process record, logs, lock.
+        initial: Routes of a router that never had any; others keep theirs.
+
+    Raises:
+        ConfigError: It cannot be started or used as its place says.
+        RouterUnavailable: It does not answer.
+    """
+    return _adapter(place).open(place, slots, state, initial=initial)
+
+
+def router_as_it_is(place: RouterPlace, slots: Mapping[SlotName, SlotServer], state: Path) -> TrafficRouter | None:
+    """The router for a rollback, without starting or asking anything; None if none ever ran.
+
+    Routes can be written even while an Envoy is down: it reads them from disk when it starts.
+    """
+    return _adapter(place).as_it_is(place, slots, state)
+
+
+def name_release(router: TrafficRouter | None, slot: SlotName, release_id: str) -> None:
+    """Name the release in the headers of a slot's answers, if the router can."""
+    if not isinstance(router, NamesReleases):
+        return
+    try:
+        router.name_release(slot, release_id)
+    except RouterUnavailable as error:
+        log.warning("answers do not name the release that gave them", slot=slot, reason=str(error))
+
+
+def access_log_of(router: TrafficRouter) -> AccessLog:
+    """The router's record of requests, one by one.
+
+    Raises:
+        Unsupported: It keeps none.
+    """
+    if not isinstance(router, LogsRequests):
+        raise Unsupported(
+            "this router keeps no record of single requests", hint="name a metric source for its analysis"
+        )
+    return router.access_log()
+
+
+def _adapter(place: RouterPlace) -> RouterAdapter:
+    found: RouterAdapter = adapter("routers", place.kind)
+    return found

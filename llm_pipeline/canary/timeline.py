@@ -1,23 +1,281 @@
-"""The canary's timeline as an artifact: `timeline.jsonl` (both arms over time) and `canary.json` (all else)."""
+"""What a canary leaves for people: its step in numbers, and its timeline as an artifact."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from pydantic import ValidationError
 
 from llm_pipeline.base.errors import IntegrityError, unless_io
 from llm_pipeline.base.json_document import load_record
 from llm_pipeline.base.records import Frozen
+from llm_pipeline.base.text_table import aligned
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.access_log import AccessLog, ObservedRequest
-from llm_pipeline.canary.analysis import Look, regressed_at
-from llm_pipeline.canary.events import CanaryEvent, EventKind
-from llm_pipeline.canary.evidence import SPLIT_ALPHA
-from llm_pipeline.canary.record import CanaryRecord
-from llm_pipeline.canary.router import SlotName
-from llm_pipeline.canary.step_summary import ArmPoint, StepSummary, arm_point, summarise_step
+from llm_pipeline.canary.analysis import AnalysisState, Look, MetricState, StepState, regressed_at
+from llm_pipeline.canary.evidence import SPLIT_ALPHA, beyond_in_words, metric_compared, split_ratio
+from llm_pipeline.canary.metrics import quantile
+from llm_pipeline.canary.record import CanaryEvent, CanaryRecord, EventKind
+from llm_pipeline.canary.router import SlotName, other_slot
+from llm_pipeline.config.policy import CanaryPolicy
+
+_NOTHING = "-"
+
+
+class MetricSummary(Frozen):
+    """One metric over the whole canary, at the end of a step.
+
+    Attributes:
+        name: The metric, with the limit of the strongest evidence: `slow first token beyond 50 ms (p90)`.
+        candidate_events: How many of its requests were events there.
+        candidate_requests: Those that the metric could judge.
+        e_value: That the candidate is worse than tolerated; the largest so far.
+        regressed_at: The e-value from which it is.
+    """
+
+    name: str
+    verdict: Verdict
+    candidate_events: int
+    candidate_requests: int
+    stable_events: int
+    stable_requests: int
+    e_value: float
+    regressed_at: float
+
+
+class StepSummary(Frozen):
+    """A step as it was judged last.
+
+    Attributes:
+        percent: The candidate's intended share.
+        verdict: The judgement's; None before the first look.
+        summary: Its sentence.
+        watched_seconds: How long it was watched.
+        measured_percent: The candidate's share of the step's requests; None without traffic.
+        split_e_value: That the router splits the traffic wrongly; the largest of the step.
+        split_wrong_at: The e-value from which it does.
+        left_out: What was not compared, and why.
+    """
+
+    percent: float
+    verdict: Verdict | None
+    summary: str
+    watched_seconds: float
+    candidate_requests: int
+    stable_requests: int
+    measured_percent: float | None
+    split_verdict: Verdict
+    split_e_value: float
+    split_wrong_at: float
+    metrics: tuple[MetricSummary, ...]
+    left_out: tuple[str, ...] = ()
+
+
+def summarise_step(record: CanaryRecord) -> StepSummary | None:
+    """The step in force of a canary; None before the first."""
+    state = record.analysis
+    if state is None or state.step is None:
+        return None
+    split = state.step.split
+    return StepSummary(
+        percent=record.step_percent,
+        verdict=record.judgement.verdict if record.judgement else None,
+        summary=record.judgement.summary if record.judgement else "",
+        watched_seconds=record.watched_seconds,
+        candidate_requests=split.candidate,
+        stable_requests=split.total - split.candidate,
+        measured_percent=None if split.measured is None else 100.0 * split.measured,
+        split_verdict=split_ratio(state.step).verdict,
+        split_e_value=split.largest,
+        split_wrong_at=1.0 / SPLIT_ALPHA,
+        metrics=tuple(_summarise_metric(metric, state, record.policy) for metric in state.metrics),
+        left_out=tuple(state.thresholds.left_out),
+    )
+
+
+def _summarise_metric(metric: MetricState, state: AnalysisState, policy: CanaryPolicy) -> MetricSummary:
+    at, mine, theirs = metric.telling, metric.total.candidate, metric.total.stable
+    return MetricSummary(
+        name=metric.name + beyond_in_words(metric, state.thresholds, at),
+        verdict=metric_compared(metric, state, policy).verdict,
+        candidate_events=mine.events[at],
+        candidate_requests=mine.requests,
+        stable_events=theirs.events[at],
+        stable_requests=theirs.requests,
+        e_value=metric.largest,
+        regressed_at=regressed_at(policy),
+    )
+
+
+class ArmPoint(Frozen):
+    """One arm in one interval of the timeline; latencies in milliseconds, None without requests."""
+
+    requests: int
+    errors: int
+    lost: int = 0
+    first_token_p50: float | None = None
+    first_token_p95: float | None = None
+    end_to_end_p50: float | None = None
+    end_to_end_p95: float | None = None
+    per_token_p50: float | None = None
+    per_token_p95: float | None = None
+    truncated: int = 0
+    empty: int = 0
+    abandoned: int = 0
+
+
+def arm_point(requests: Sequence[ObservedRequest]) -> ArmPoint:
+    """One arm's requests as a point of the timeline; first tokens are those of streamed answers."""
+    judged = [request for request in requests if not request.by_status_only]
+    answered = [request for request in judged if not request.error and not request.cancelled]
+    first = [r.first_byte_milliseconds for r in answered if r.streaming and r.first_byte_milliseconds is not None]
+    total = [request.total_milliseconds for request in answered]
+    each = [time for request in answered if (time := request.per_token_milliseconds) is not None]
+    return ArmPoint(
+        requests=len(requests),
+        errors=sum(request.error for request in requests),
+        lost=sum(request.lost for request in requests),
+        first_token_p50=quantile(first, 0.5),
+        first_token_p95=quantile(first, 0.95),
+        end_to_end_p50=quantile(total, 0.5),
+        end_to_end_p95=quantile(total, 0.95),
+        per_token_p50=quantile(each, 0.5),
+        per_token_p95=quantile(each, 0.95),
+        truncated=sum(bool(request.truncated) for request in answered),
+        empty=sum(bool(request.empty) for request in answered),
+        abandoned=sum(request.cancelled for request in requests),
+    )
+
+
+@dataclass(frozen=True)
+class StepArms:
+    """Both arms' answers over one step, or as much of it as the newest part of the access log holds.
+
+    Attributes:
+        slot: The candidate's slot.
+        candidate_reasons: Its answers by finish reason; empty where the router cannot read them.
+        stable_reasons: The same of stable.
+    """
+
+    slot: SlotName
+    candidate: ArmPoint
+    stable: ArmPoint
+    candidate_reasons: Mapping[str, int]
+    stable_reasons: Mapping[str, int]
+
+    @classmethod
+    def of(cls, requests: Iterable[ObservedRequest], slot: SlotName, since: float) -> Self:
+        """The arms over requests that started at or after `since`."""
+        current = [request for request in requests if request.started_at >= since]
+        mine = [request for request in current if request.arm == slot]
+        theirs = [request for request in current if request.arm != slot]
+        return cls(slot, arm_point(mine), arm_point(theirs), _finish_reasons(mine), _finish_reasons(theirs))
+
+
+def step_in_numbers(step: StepState, arms: StepArms) -> str:
+    """`128 candidate and 371 stable requests, failures 0 and 0, p95 first byte 24 and 22 ms`.
+
+    Without streamed answers it gives the time to the last byte; at 100 % there is no stable arm to name.
+    """
+    candidate, stable = step.candidate, step.stable
+    streamed = arms.candidate.first_token_p95 is not None or arms.stable.first_token_p95 is not None
+    what = "first byte" if streamed else "last byte"
+    p95 = [arm.first_token_p95 if streamed else arm.end_to_end_p95 for arm in (arms.candidate, arms.stable)]
+    if step.share == 1.0 and not stable.requests:
+        return f"{candidate.requests} candidate requests, failures {candidate.failed}, p95 {what} {_number(p95[0])} ms"
+    return (
+        f"{candidate.requests} candidate and {stable.requests} stable requests, "
+        f"failures {candidate.failed} and {stable.failed}, p95 {what} {_number(p95[0])} and {_number(p95[1])} ms"
+    )
+
+
+def format_step(
+    state: AnalysisState,
+    step: StepState,
+    arms: StepArms,
+    *,
+    policy: CanaryPolicy,
+    seconds: float,
+) -> str:
+    """Both arms over the step, the split, the tests over the whole canary; starts with a line break."""
+    slot = arms.slot
+    head = (f"step {step.percent}, {seconds:.0f} s", f"candidate ({slot})", f"stable ({other_slot(slot)})")
+    tests = [
+        ("whole canary", "candidate", "stable", "e-value", "threshold"),
+        *(_metric_row(_summarise_metric(metric, state, policy)) for metric in state.metrics),
+    ]
+    lines = [
+        *aligned([head, *_arm_rows(step, arms)]),
+        _split_line(step),
+        "",
+        *aligned(tests),
+        *(f"not compared: {what}" for what in state.thresholds.left_out),
+    ]
+    return "\n" + "\n".join(lines)
+
+
+def _arm_rows(step: StepState, arms: StepArms) -> list[tuple[str, ...]]:
+    counts = (step.candidate, step.stable)
+    points = (arms.candidate, arms.stable)
+    rows = [
+        ("requests", *(str(arm.requests) for arm in counts)),
+        ("failures", *(_share(arm.failed, arm.requests) for arm in counts)),
+        ("failed for users", *(_share(arm.lost, arm.requests) for arm in counts)),
+        ("first byte p50 / p95, ms", *(_pair(point.first_token_p50, point.first_token_p95) for point in points)),
+    ]
+    if any(point.per_token_p50 is not None for point in points):
+        rows.append(("per token p50 / p95, ms", *(_pair(point.per_token_p50, point.per_token_p95) for point in points)))
+    rows.append(("last byte p50 / p95, ms", *(_pair(point.end_to_end_p50, point.end_to_end_p95) for point in points)))
+    if arms.candidate_reasons or arms.stable_reasons:
+        rows.append(("finish reasons", *map(_reasons, (arms.candidate_reasons, arms.stable_reasons))))
+    return rows
+
+
+def _finish_reasons(requests: Iterable[ObservedRequest]) -> dict[str, int]:
+    """The three that are most frequent, of answers that the router could read."""
+    seen = Counter(request.finish_reason or "none" for request in requests if request.truncated is not None)
+    return dict(seen.most_common(3))
+
+
+def _reasons(counted: Mapping[str, int]) -> str:
+    return ", ".join(f"{reason} {count}" for reason, count in counted.items()) or _NOTHING
+
+
+def _split_line(step: StepState) -> str:
+    split = step.split
+    measured = _NOTHING if split.measured is None else f"{split.measured * 100:.1f} %"
+    return (
+        f"split: {measured} of {split.total} requests measured, {step.percent} intended; "
+        f"e-value {split.largest:.3g}, threshold {1 / SPLIT_ALPHA:.0f}"
+    )
+
+
+def _metric_row(metric: MetricSummary) -> tuple[str, ...]:
+    return (
+        metric.name,
+        _share(metric.candidate_events, metric.candidate_requests),
+        _share(metric.stable_events, metric.stable_requests),
+        f"{metric.e_value:.3g}",
+        f"{metric.regressed_at:.0f}",
+    )
+
+
+def _share(events: int, total: int) -> str:
+    return f"{events}/{total} ({events / total * 100:.1f} %)" if total else _NOTHING
+
+
+def _pair(first: float | None, second: float | None) -> str:
+    return f"{_number(first)} / {_number(second)}"
+
+
+def _number(value: float | None) -> str:
+    return _NOTHING if value is None else f"{value:.0f}"
+
 
 TIMELINE_FILE = "timeline.jsonl"
 SUMMARY_FILE = "canary.json"

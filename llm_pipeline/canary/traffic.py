@@ -1,40 +1,29 @@
 """The controller's view of live traffic: single requests of the router's log, or counts of a metric source.
 
 Both keep their position in the canary's record, which is written together with the conclusions.
-
-What only single requests show is left out of counts: empty and cut answers, and the order of failures. Latencies are
-known only at the source's bucket edges, so the limits are edges.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary.access_log import AccessLog, LogCursor, ObservedRequest
-from llm_pipeline.canary.arm_metrics import ArmMetrics, ArmWindow, Histogram
 from llm_pipeline.canary.metrics import (
-    REQUESTS_BEYOND,
-    SLOW_FACTOR,
-    ArmCounts,
-    BothCounts,
-    Counts,
-    Limit,
-    Metric,
+    ArmMetrics,
+    ArmWindow,
     Thresholds,
     Window,
-    block_seconds,
     fix_thresholds,
-    requests_needed,
+    thresholds_from_counts,
     window,
+    window_from_counts,
 )
 from llm_pipeline.canary.record import CanaryRecord
-from llm_pipeline.canary.router import SlotName, other_slot
-from llm_pipeline.canary.step_summary import StepArms
+from llm_pipeline.canary.timeline import StepArms
 from llm_pipeline.config.policy import CanaryPolicy
 
 log = get_logger(__name__)
@@ -192,80 +181,3 @@ class CountedTraffic:
     def step_arms(self, record: CanaryRecord) -> StepArms:
         """Empty: counts do not show single requests."""
         return StepArms.of([], record.candidate, record.step_began_at)
-
-
-def thresholds_from_counts(stable: ArmWindow, policy: CanaryPolicy) -> Thresholds | None:
-    """The latency limits from stable's counts before the first step; None while there are too few.
-
-    A limit is the lowest bucket edge that at least the quantile's share of stable's requests do not exceed, so it lies
-    at or above the quantile; quantiles beyond the last edge have no limit. Answers' text is not known.
-    """
-    if stable.requests - stable.errors < policy.minimum_requests:
-        return None
-    histograms: dict[Metric, Histogram | None] = {
-        "slow first token": stable.first_token,
-        "slow end": stable.end_to_end,
-    }
-    limits: dict[Metric, tuple[Limit, ...]] = {"failed answers": (Limit(),)}
-    limits |= {name: found for name, one in histograms.items() if one and (found := _edges(one, policy.slow_quantiles))}
-    missing = [name for name in histograms if name not in limits]
-    return Thresholds(
-        requests=stable.requests,
-        limits=limits,
-        block_seconds=block_seconds(policy),
-        left_out=(
-            *(f"{name}: the source has no such buckets" for name in missing),
-            "empty or cut answers: counts do not show them",
-        ),
-    )
-
-
-def window_from_counts(arms: Mapping[SlotName, ArmWindow], candidate: SlotName, thresholds: Thresholds) -> Window:
-    """Both arms between two looks.
-
-    Raises:
-        ConfigError: A limit lies on no bucket edge.
-    """
-    mine = arms.get(candidate, ArmWindow())
-    theirs = arms.get(other_slot(candidate), ArmWindow())
-    all_failed = mine.errors == mine.requests
-    return Window(
-        candidate=ArmCounts(requests=mine.requests, failed=mine.errors, lost=mine.lost),
-        stable=ArmCounts(requests=theirs.requests, failed=theirs.errors, lost=theirs.lost),
-        failed_in_a_row=mine.errors if all_failed else 0,
-        all_failed=all_failed,
-        counts={
-            metric: BothCounts(candidate=_counts(mine, metric, limits), stable=_counts(theirs, metric, limits))
-            for metric, limits in thresholds.limits.items()
-        },
-        saw_anything=mine.requests + theirs.requests > 0,
-    )
-
-
-def _counts(arm: ArmWindow, metric: Metric, limits: Sequence[Limit]) -> Counts:
-    if metric == "failed answers":
-        return Counts(requests=arm.requests, events=(arm.errors,))
-    histogram = arm.first_token if metric == "slow first token" else arm.end_to_end
-    if histogram is None:
-        return Counts(events=(0,) * len(limits))
-    return Counts(requests=histogram.total, events=tuple(histogram.beyond(limit.milliseconds) for limit in limits))
-
-
-def _edges(histogram: Histogram, levels: Sequence[float]) -> tuple[Limit, ...]:
-    """An edge for each quantile that is known, and for a multiple of the highest; the same edge counts once."""
-    known = [levels[0], *(level for level in levels[1:] if histogram.total >= requests_needed(level))]
-    found: dict[float, str] = {}
-    for level in known:
-        edge = next(
-            (e for e, count in zip(histogram.edges, histogram.counts, strict=True) if count >= level * histogram.total),
-            None,
-        )
-        if edge is not None:
-            found.setdefault(edge, f"p{level * 100:g}")
-    if not found or histogram.total < REQUESTS_BEYOND:
-        return ()
-    top, label = list(found.items())[-1]
-    edge = next((edge for edge in histogram.edges if edge >= SLOW_FACTOR * top), None)
-    if edge is not None:
-        found.setdefault(edge, f"{SLOW_FACTOR:g} x {label}")
-    return tuple(Limit(milliseconds=edge, label=name) for edge, name in found.items())

@@ -17,7 +17,7 @@ from http import HTTPStatus
 from typing import Any
 
 from llm_pipeline.artifacts.repository_layout import MODEL_NAME
-from llm_pipeline.canary.arm_names import Protocol
+from llm_pipeline.canary.router import ArmProtocol
 from llm_pipeline.config.server_place import SlotServer, speaks_openai
 
 _MODEL = f"/v2/models/{MODEL_NAME}"
@@ -89,7 +89,7 @@ OPENAI_BESIDE_TRITON = replace(OPENAI_API, reads="/v1/models(/.+)?", healthy_bel
 """What is started here, whose health is for its operator."""
 
 
-def apis_of(slots: Mapping[Any, SlotServer], *, only_openai: bool = False) -> dict[Protocol, UsersApi]:
+def apis_of(slots: Mapping[Any, SlotServer], *, only_openai: bool = False) -> dict[ArmProtocol, UsersApi]:
     """What users of a place's slots may ask for, by the protocol of the servers that are asked; HTTP is the last."""
     if speaks_openai(slots):
         return {"http": OPENAI_API}

@@ -21,10 +21,9 @@ from llm_pipeline.cli.options import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from llm_pipeline.canary.people import Answered, PauseReply
     from llm_pipeline.config.deployment import Deployment
-    from llm_pipeline.operations.approval import Answered
     from llm_pipeline.operations.decisions import Decided
-    from llm_pipeline.operations.pausing import PauseReply
     from llm_pipeline.store.artifact_store import ArtifactStore
 
 
@@ -100,7 +99,7 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _pause(options: argparse.Namespace) -> int:
-    from llm_pipeline.operations.pausing import pause
+    from llm_pipeline.canary.people import pause
     from llm_pipeline.store.provenance import user_here
 
     _, store, place = _named_place(options)
@@ -108,7 +107,7 @@ def _pause(options: argparse.Namespace) -> int:
 
 
 def _resume(options: argparse.Namespace) -> int:
-    from llm_pipeline.operations.pausing import resume
+    from llm_pipeline.canary.people import resume
     from llm_pipeline.store.provenance import user_here
 
     _, store, place = _named_place(options)
@@ -268,7 +267,7 @@ def _approve_production(options: argparse.Namespace) -> int:
 
 
 def _approve(options: argparse.Namespace) -> int:
-    from llm_pipeline.operations.approval import answer
+    from llm_pipeline.canary.people import answer
     from llm_pipeline.store.provenance import user_here
 
     _, store = opened(options)
@@ -284,8 +283,7 @@ def _approve(options: argparse.Namespace) -> int:
 def _guard(options: argparse.Namespace) -> int:
     from llm_pipeline.notifications.telling import tell_canary
     from llm_pipeline.operations.guard import guard_once
-    from llm_pipeline.operations.place_status import named_deployment
-    from llm_pipeline.operations.status import deployment_status
+    from llm_pipeline.operations.status import deployment_status, named_deployment
 
     deployment, store = opened(options)
     deployment = _guarded(deployment, options.gpu_target)

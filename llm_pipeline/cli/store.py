@@ -89,8 +89,7 @@ def _ls(options: argparse.Namespace) -> int:
 
 def _whose_pointers(deployment: Deployment, store: ArtifactStore) -> Iterable[str]:
     """Which deployment they are of, and how its places are."""
-    from llm_pipeline.operations.place_status import named_deployment
-    from llm_pipeline.operations.status import deployment_status
+    from llm_pipeline.operations.status import deployment_status, named_deployment
 
     yield named_deployment(deployment.name, store.uri)
     yield from (place.headline for place in deployment_status(store, deployment).places)

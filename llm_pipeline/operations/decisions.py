@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.errors import ConfigError, Terminal
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.operations.acting import despite_others
+from llm_pipeline.operations.served_place import despite_others
 from llm_pipeline.questions import Question, question_of
 from llm_pipeline.release.changes import changing
 from llm_pipeline.release.decision import Answer, Decision, answer_in_words, decision_name

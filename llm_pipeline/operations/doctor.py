@@ -11,6 +11,7 @@ import platform
 import subprocess
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -22,23 +23,50 @@ from llm_pipeline.base.adapters import Adapter, Group, adapter
 from llm_pipeline.base.errors import ConfigError, PipelineError, Unsupported
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.openai_slots import openai_servers
-from llm_pipeline.canary.watchdog import is_recent, last_heard, last_pass
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import engine_adapter, own_server_of
 from llm_pipeline.notifications.telling import check_channel
 from llm_pipeline.operations import airflow_pools as airflow
-from llm_pipeline.operations.place_status import Health
-from llm_pipeline.operations.secret_sources import secret_sources
-from llm_pipeline.operations.status import deployment_status
+from llm_pipeline.operations.served_place import is_recent, last_heard, last_pass
+from llm_pipeline.operations.status import Health, deployment_status
 from llm_pipeline.planning import host
-from llm_pipeline.runners.stage_environment import secret_connections
+from llm_pipeline.runners.stage_environment import named_secrets, secret_connections
 from llm_pipeline.serving.endpoint_access import require_model
 from llm_pipeline.serving.repository_links import refuse_other_host
 from llm_pipeline.serving.triton_runtime import inspect_interpreter, open_home
 from llm_pipeline.store import open_store
 from llm_pipeline.store.place_state import read_place
+
+
+@dataclass(frozen=True)
+class SecretSource:
+    """One secret.
+
+    Attributes:
+        variable: The environment variable that hands it on.
+        words: Where it comes from.
+        twice: It comes from two places: what Airflow runs refuses that.
+    """
+
+    variable: str
+    words: str
+    twice: bool = False
+
+
+def secret_sources(deployment: Deployment) -> Iterator[SecretSource]:
+    """The secrets of a deployment, by their variables' names."""
+    connections = secret_connections(deployment)
+    for variable in sorted(named_secrets(deployment)):
+        here, connection = bool(os.environ.get(variable)), connections.get(variable)
+        if here and connection:
+            yield SecretSource(variable, f"the environment, and Airflow's connection {connection}", twice=True)
+        elif connection:
+            yield SecretSource(variable, f"Airflow's connection {connection}, for what Airflow runs")
+        else:
+            yield SecretSource(variable, "the environment" if here else "not set")
+
 
 State = Literal["ok", "warning", "failed"]
 _START_SECONDS = 60

@@ -5,43 +5,123 @@ are rolled back; a rollback that was begun is completed. A router or a productio
 A slot that kept the version before warm is stopped when its rollback window ends. The guard runs on the host of the
 target's servers, beside whatever else runs there: it never interrupts a controller that renews its lease.
 
-A controller's silence is measured by no clock that agrees with anybody's (see `watchdog`); a person's deadline is.
+The clocks of two hosts differ, and either may be set. So a controller's silence is measured by no time that it wrote:
+the guard remembers the revisions of the documents that a living controller changes, and for how long they have not
+changed, in seconds since its host's boot. A person's deadline is measured by the clock.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
-from llm_pipeline.base.errors import Unsupported, as_pipeline_error, is_unexpected
+from llm_pipeline.base.errors import Transient, Unsupported, as_pipeline_error, is_unexpected
 from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.canary import judgements as findings
-from llm_pipeline.canary.approvals import runs_of
+from llm_pipeline.canary import evidence
 from llm_pipeline.canary.moving import Site, end_canary
-from llm_pipeline.canary.open_router import access_log_of
 from llm_pipeline.canary.openai_slots import slots_of
-from llm_pipeline.canary.patience import Patience
+from llm_pipeline.canary.people import runs_of
 from llm_pipeline.canary.record import (
     LEASE_SECONDS,
     CanaryJournal,
     CanaryRecord,
+    Phase,
+    canary_record_name,
     lease_name,
     take_over,
 )
-from llm_pipeline.canary.watchdog import is_driven, overdue, record_heartbeat, silent_seconds
+from llm_pipeline.canary.router import Patience, access_log_of
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.operations.rollback import carry_on
-from llm_pipeline.operations.served_place import ServedPlace, router_here
+from llm_pipeline.operations.served_place import ServedPlace, record_heartbeat, router_here
 from llm_pipeline.operations.upkeep import Done, Send, Start, Stop, keep
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
-from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
-from llm_pipeline.store.place_state import Heartbeat, StepApproval, read_place
+from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost, LeaseState, lease_of
+from llm_pipeline.store.place_state import Heartbeat, Sighting, StepApproval, read_place
 
 log = get_logger(__name__)
+
+_POLL_SECONDS = 0.5
+
+
+def overdue(
+    record: CanaryRecord, approval: StepApproval | None, *, silent_seconds: float, now: float
+) -> tuple[bool, str]:
+    """Whether an unfinished canary without a controller must be rolled back, and why, or why not.
+
+    Args:
+        record: The canary.
+        approval: The question about its next step, or about its pause.
+        silent_seconds: For how long its controller gave no heartbeat.
+        now: Seconds since 1970.
+    """
+    if record.phase is Phase.ROLLING_BACK:
+        return True, "its rollback was begun and nobody continues it"
+    if approval is not None and approval.answer == "denied" and record.phase in (Phase.PAUSED, Phase.PASSED):
+        return True, f"{approval.by} denied step {approval.percent:g} %"
+    if record.phase is Phase.PAUSED and record.pause is not None:
+        over = record.pause.over(now)
+        return over, f"it was paused ({record.pause.reason}) and nobody answered in time" if over else "it is paused"
+    if record.phase is Phase.PASSED and approval is not None and _may_wait(approval, now):
+        return False, "its next step waits for a person"
+    over = silent_seconds > record.policy.unwatched_seconds
+    return over, f"no controller heartbeat for {silent_seconds:.0f} s while it was {record.phase}"
+
+
+def _may_wait(approval: StepApproval, now: float) -> bool:
+    """Whether a canary between two steps may wait for the answer; once there is one, for whoever acts on it."""
+    return approval.answer == "waiting" and approval.asked_at is not None and not approval.overdue(now)
+
+
+def silent_seconds(store: ArtifactStore, record: CanaryRecord, approval: str, now: HostTime) -> float:
+    """For how long a canary has not changed, as the guard sees it; the guard's heartbeat remembers what it sees.
+
+    Args:
+        store: Where the record is.
+        record: Of the canary.
+        approval: The answer that it waits for or got, in any words: a new one is a heartbeat.
+        now: On this host.
+    """
+    known = read_place(store, record.target).guard
+    found = f"{record.release_id} {_revisions(store, record)} {approval}"
+    sighting = known.sighting if known is not None else None
+    if sighting is None or sighting.found != found:
+        sighting = Sighting(found=found, boot=now.boot, since=now.up_seconds, since_wall=now.wall)
+    try:
+        record_heartbeat(store, record.target, Heartbeat(at=now.wall, sighting=sighting))
+    except Transient as error:
+        log.warning("the guard cannot record that it ran", gpu_target=record.target, reason=str(error))
+    return now.seconds_since(HostTime(sighting.boot, sighting.since, sighting.since_wall))
+
+
+def is_driven(store: ArtifactStore, target: str, *, seconds: float) -> bool:
+    """Whether somebody renews the target's lease, by watching it for long enough; no clocks are compared."""
+    document = store.read_document(lease_name(target))
+    if document is None or _given_up(lease_of(document, lease_name(target))):
+        return False
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        time.sleep(min(_POLL_SECONDS, seconds / 4))
+        again = store.read_document(lease_name(target))
+        if again is None or again.revision != document.revision:
+            return again is not None and not _given_up(lease_of(again, lease_name(target)))
+    return False
+
+
+def _given_up(lease: LeaseState) -> bool:
+    return lease.expires_at == 0.0 or lease.holder_gone
+
+
+def _revisions(store: ArtifactStore, record: CanaryRecord) -> str:
+    names = (canary_record_name(record.release_id, record.target), lease_name(record.target))
+    documents = [store.read_document(name) for name in names]
+    return " ".join(document.revision if document is not None else "-" for document in documents)
+
 
 GUARD = "guard"
 RECENT_SECONDS = 120.0
@@ -127,7 +207,7 @@ class GuardedSite(Site):
                 if journal.load() != record:
                     return []  # somebody adopted it at this very moment
                 log.warning("rolling back an unwatched canary", release=record.release_id, why=why)
-                reason = findings.unwatched(why, record.share_percent)
+                reason = evidence.unwatched(why, record.share_percent)
                 end_canary(journal, self, lease=held, by=GUARD, reason=reason)
         except (Conflict, LeaseHeld, LeaseLost):
             return []

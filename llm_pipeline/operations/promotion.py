@@ -15,11 +15,10 @@ from llm_pipeline.base.errors import Terminal
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.moving import epoch_above, standby_after
-from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import CanaryRecord, Phase, read_canary_record
-from llm_pipeline.canary.router import TrafficRouter
-from llm_pipeline.operations.acting import acting
+from llm_pipeline.canary.router import Patience, TrafficRouter
 from llm_pipeline.operations.decisions import require_production_approved
+from llm_pipeline.operations.served_place import acting
 from llm_pipeline.operations.upkeep import Send, send
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease

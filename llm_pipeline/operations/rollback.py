@@ -28,8 +28,7 @@ from llm_pipeline.base.errors import ConfigError, PipelineError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.waiting import wait_until
-from llm_pipeline.canary import judgements as findings
-from llm_pipeline.canary.events import EventKind
+from llm_pipeline.canary import evidence
 from llm_pipeline.canary.moving import (
     Site,
     end_canary,
@@ -40,26 +39,33 @@ from llm_pipeline.canary.moving import (
     traffic_to,
     wait_usable,
 )
-from llm_pipeline.canary.open_router import name_release
-from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import (
     LEASE_SECONDS,
     CanaryJournal,
     CanaryRecord,
+    EventKind,
     Phase,
     latest_canary,
     lease_name,
     take_over,
 )
-from llm_pipeline.canary.router import RouterUnavailable, SlotName, TrafficRouter, all_to, other_slot
+from llm_pipeline.canary.router import (
+    Patience,
+    RouterUnavailable,
+    SlotName,
+    TrafficRouter,
+    all_to,
+    name_release,
+    other_slot,
+)
 from llm_pipeline.canary.slots import SlotControl
-from llm_pipeline.canary.watchdog import is_guarded
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.operations.acting import despite_others
 from llm_pipeline.operations.served_place import (
     ServedPlace,
+    despite_others,
     free_slot,
+    is_guarded,
     left_for,
     newest,
     on_trial,
@@ -303,7 +309,7 @@ class _RollBack:
         cut = retire(self._place.site, slot, found.repository, token=token, drain_seconds=seconds)
         if record is None or record.phase is not Phase.PROMOTED:
             return
-        judgement = findings.taken_back("in production", 100.0, self._by)
+        judgement = evidence.taken_back("in production", 100.0, self._by)
         words = "; ".join(filter(None, (judgement.summary, cut)))
         record = record.with_event(EventKind.ROLLED_BACK, words, by=self._by, percent=0.0)
         changes = {"phase": Phase.ROLLED_BACK, "judgement": judgement, "traffic_confirmed": True}

@@ -1,27 +1,137 @@
-"""Where a model is served on a target: its router, its slots, and what its documents say of it now."""
+"""A place: its router, its slots, what its documents say of it now, and the fence of every act on it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
-from llm_pipeline.base.errors import ConfigError, PipelineError
+from llm_pipeline.base.errors import ConfigError, Fenced, PipelineError
 from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.quantities import duration
 from llm_pipeline.canary.moving import Site
-from llm_pipeline.canary.open_router import open_router, router_as_it_is
 from llm_pipeline.canary.openai_slots import slots_of
-from llm_pipeline.canary.patience import Patience
-from llm_pipeline.canary.record import CanaryRecord, Phase, latest_canary, read_canary_record
-from llm_pipeline.canary.router import SlotName, TrafficRouter, all_to, other_slot
+from llm_pipeline.canary.record import (
+    LEASE_SECONDS,
+    CanaryRecord,
+    Phase,
+    latest_canary,
+    lease_name,
+    read_canary_record,
+)
+from llm_pipeline.canary.router import (
+    Patience,
+    SlotName,
+    TrafficRouter,
+    all_to,
+    open_router,
+    other_slot,
+    router_as_it_is,
+)
 from llm_pipeline.canary.slots import SlotControl, slot_servers
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.store.artifact_store import ArtifactStore
-from llm_pipeline.store.place_state import PlaceState, Pointer, read_place
+from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
+from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
+from llm_pipeline.store.place_state import (
+    Heartbeat,
+    PlaceState,
+    Pointer,
+    edit_place,
+    read_place,
+)
 from llm_pipeline.store.references import model_of_release
 
 log = get_logger(__name__)
+
+T = TypeVar("T")
+_TRIES = 5
+_LONGEST_PAUSE_SECONDS = 0.5
+
+
+class PlaceBusy(LeaseHeld):
+    """Somebody else acts on the place now."""
+
+
+@contextmanager
+def acting(store: ArtifactStore, place: str) -> Iterator[Lease]:
+    """Hold the lease of a place's canary, like whoever releases or rolls back there.
+
+    Raises:
+        PlaceBusy: Somebody else holds it; a rollback does not wait and takes it over instead.
+    """
+    try:
+        with Lease(store, lease_name(place), seconds=LEASE_SECONDS) as lease:
+            yield lease
+    except PlaceBusy:
+        raise
+    except LeaseHeld as error:
+        hint = "wait until it is done; a server that ended meanwhile is started by `llm-pipeline guard`"
+        raise PlaceBusy(f"somebody is moving the traffic of {place} now: {error.message}", hint=hint) from error
+
+
+def despite_others(attempt: Callable[[], T], meanwhile: Callable[[], object] = lambda: None) -> T:
+    """Try again when somebody wrote at the same moment, after a random pause so that two do not meet again.
+
+    Args:
+        attempt: Safe to repeat.
+        meanwhile: Called after each pause.
+    """
+    for _ in range(_TRIES - 1):
+        try:
+            return attempt()
+        except (Fenced, Conflict, LeaseHeld, LeaseLost) as error:
+            log.warning("a concurrent write got there first, trying again", reason=str(error))
+        time.sleep(random.uniform(0.0, _LONGEST_PAUSE_SECONDS))  # noqa: S311 - no secret
+        meanwhile()
+    return attempt()
+
+
+def is_moving(record: CanaryRecord | None, production: Pointer) -> bool:
+    """Whether a canary may have traffic: it has not ended, or it was promoted and is not settled yet."""
+    if record is None or record.phase is Phase.ROLLED_BACK:
+        return False
+    return record.phase is not Phase.PROMOTED or record.production_since == production.promoted_at
+
+
+RECENT_SECONDS = 900.0
+"""A guard whose last heartbeat is older than this counts as not running."""
+
+
+def record_heartbeat(store: ArtifactStore, target: str, heartbeat: Heartbeat) -> None:
+    """Record that the guard checks a target now."""
+
+    def beaten(state: PlaceState) -> PlaceState:
+        return state.model_copy(update={"guard": heartbeat})
+
+    edit_place(store, target, beaten)
+
+
+def last_heard(store: ArtifactStore, target: str) -> float | None:
+    """How many seconds ago a guard checked the target, or its clock is ahead of ours; None if none ever did."""
+    heartbeat = read_place(store, target).guard
+    return None if heartbeat is None else abs(time.time() - heartbeat.at)
+
+
+def is_recent(heard_seconds: float | None) -> bool:
+    """Whether a guard that was heard so many seconds ago runs."""
+    return heard_seconds is not None and heard_seconds <= RECENT_SECONDS
+
+
+def last_pass(heard_seconds: float | None) -> str:
+    """When a guard checked a target, in the words of every view."""
+    if heard_seconds is None:
+        return "never ran here"
+    return f"ran {duration(heard_seconds)} ago{'' if is_recent(heard_seconds) else ': it is not running'}"
+
+
+def is_guarded(store: ArtifactStore, target: str) -> bool:
+    """Whether a guard checked the target lately; a controller leaves its canary to a guard that runs."""
+    return is_recent(last_heard(store, target))
 
 
 @dataclass(frozen=True)

@@ -18,19 +18,32 @@ from llm_pipeline.base.errors import ConfigError, PipelineError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.waiting import wait_until
-from llm_pipeline.canary.agreement import is_moving
-from llm_pipeline.canary.judgements import all_ended
+from llm_pipeline.canary.evidence import all_ended
 from llm_pipeline.canary.moving import LEFT_ALONE, Site, end_canary, have_answering, retire, token_of, traffic_to
-from llm_pipeline.canary.open_router import name_release
-from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, latest_canary
-from llm_pipeline.canary.router import ALL, RouterUnavailable, SlotName, StartedRouter, TrafficRouter, all_to
+from llm_pipeline.canary.router import (
+    ALL,
+    Patience,
+    RouterUnavailable,
+    SlotName,
+    StartedRouter,
+    TrafficRouter,
+    all_to,
+    name_release,
+)
 from llm_pipeline.canary.slots import slot_servers, slot_state
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.server_place import ServerPorts
-from llm_pipeline.operations.acting import acting, despite_others
 from llm_pipeline.operations.rollback import roll_back_at
-from llm_pipeline.operations.served_place import ServedPlace, place_as_it_is, router_here, start_router
+from llm_pipeline.operations.served_place import (
+    ServedPlace,
+    acting,
+    despite_others,
+    is_moving,
+    place_as_it_is,
+    router_here,
+    start_router,
+)
 from llm_pipeline.operations.staging import COMPARISON, STAGING, on_its_way, places_of, stop_staging
 from llm_pipeline.release.trusted_pointers import require_served
 from llm_pipeline.serving.triton_server import find_server, stop_server

@@ -16,12 +16,10 @@ from datetime import datetime
 from llm_pipeline.base.errors import PipelineError, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary.moving import have_answering, retire, token_of, traffic_to
-from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import CanaryRecord, latest_canary
-from llm_pipeline.canary.router import ALL, RouterUnavailable, RouteState, SlotName, TrafficRouter, all_to
+from llm_pipeline.canary.router import ALL, Patience, RouterUnavailable, RouteState, SlotName, TrafficRouter, all_to
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.operations.acting import acting
-from llm_pipeline.operations.served_place import ServedPlace
+from llm_pipeline.operations.served_place import ServedPlace, acting
 from llm_pipeline.release.trusted_pointers import require_served
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.artifact_store import ArtifactStore

@@ -18,8 +18,7 @@ from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.openai_slots import slots_of
 from llm_pipeline.canary.slots import ChecksAnswers, SlotControl, slot_endpoint, slot_servers
 from llm_pipeline.inspection.verification import verify_reference
-from llm_pipeline.operations.place_status import Health, PlaceStatus
-from llm_pipeline.operations.status import deployment_status
+from llm_pipeline.operations.status import Health, PlaceStatus, deployment_status
 from llm_pipeline.serving.endpoint_access import require_served
 from llm_pipeline.serving.repository_links import read_links
 from llm_pipeline.store.artifact_store import ArtifactStore

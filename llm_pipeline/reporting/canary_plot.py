@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from llm_pipeline.canary.analysis import LARGEST
-from llm_pipeline.canary.events import EventKind
-from llm_pipeline.canary.step_summary import ArmPoint
-from llm_pipeline.canary.timeline import EvidenceSeries, TimelinePoint
+from llm_pipeline.canary.record import EventKind
+from llm_pipeline.canary.timeline import ArmPoint, EvidenceSeries, TimelinePoint
 from llm_pipeline.reporting.figure import Plot, colour, draw_plot
 from llm_pipeline.reporting.model import CanaryStudy
 

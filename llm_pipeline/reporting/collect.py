@@ -19,8 +19,7 @@ from pydantic import BaseModel
 from llm_pipeline.accuracy.evaluation import EvaluationSummary, read_summary
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.canary.step_summary import ArmPoint
-from llm_pipeline.canary.timeline import TimelinePoint, read_timeline
+from llm_pipeline.canary.timeline import ArmPoint, TimelinePoint, read_timeline
 from llm_pipeline.canary.timeline import read_summary as read_step_summary
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.loadtest.outcome import LoadTestOutcome, deciding_windows, read_outcome

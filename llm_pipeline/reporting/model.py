@@ -11,9 +11,8 @@ from llm_pipeline.accuracy.evaluation import Comparison, DataRead, PairedAccurac
 from llm_pipeline.base.errors import ErrorDocument
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict
-from llm_pipeline.canary.events import CanaryEvent
-from llm_pipeline.canary.step_summary import StepSummary
-from llm_pipeline.canary.timeline import EvidenceSeries, TimelinePoint
+from llm_pipeline.canary.record import CanaryEvent
+from llm_pipeline.canary.timeline import EvidenceSeries, StepSummary, TimelinePoint
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.inspection.release_index import Figure
 from llm_pipeline.loadtest.outcome import LoadTestOutcome

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from llm_pipeline.base.quantities import duration
 from llm_pipeline.base.verdict import Judgement, Verdict
-from llm_pipeline.canary.events import CanaryEvent, EventKind
-from llm_pipeline.canary.record import Phase
+from llm_pipeline.canary.record import CanaryEvent, EventKind, Phase
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.reporting.model import CanaryRollback, CanaryStudy
 from llm_pipeline.store.place_state import PlaceState, Pointer

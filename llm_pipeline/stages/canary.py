@@ -11,14 +11,18 @@ from llm_pipeline.base.errors import Fenced
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef, Metric
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
-from llm_pipeline.canary.arm_metrics import open_source
 from llm_pipeline.canary.controller import CanaryController
-from llm_pipeline.canary.judgements import judged_by_others
-from llm_pipeline.canary.open_router import access_log_of, name_release
-from llm_pipeline.canary.patience import Patience
-from llm_pipeline.canary.plan import CanaryPlan
-from llm_pipeline.canary.record import LEASE_SECONDS, CanaryJournal, CanaryRecord, lease_name, read_canary_record
-from llm_pipeline.canary.router import CountsAttempts, TrafficRouter
+from llm_pipeline.canary.metrics import open_source
+from llm_pipeline.canary.record import (
+    LEASE_SECONDS,
+    CanaryJournal,
+    CanaryPlan,
+    CanaryRecord,
+    judged_by_others,
+    lease_name,
+    read_canary_record,
+)
+from llm_pipeline.canary.router import CountsAttempts, Patience, TrafficRouter, access_log_of, name_release
 from llm_pipeline.canary.slots import RECOGNISED, SlotControl, slot_endpoint
 from llm_pipeline.canary.timeline import write_timeline
 from llm_pipeline.canary.traffic import CountedTraffic, LoggedTraffic, Traffic

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from llm_pipeline.base.records import ArtifactRef, Metric
-from llm_pipeline.canary.open_router import router_as_it_is
-from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import Phase
+from llm_pipeline.canary.router import Patience, router_as_it_is
 from llm_pipeline.canary.slots import slot_servers
 from llm_pipeline.operations.rollback import ensure_rolled_back
 from llm_pipeline.release.contract import Stage, StageContext, StageOutput

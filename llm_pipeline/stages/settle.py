@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.canary.patience import Patience
-from llm_pipeline.canary.router import TrafficRouter
+from llm_pipeline.canary.router import Patience, TrafficRouter
 from llm_pipeline.config.model import Name
 from llm_pipeline.operations.promotion import Promotion, promote
 from llm_pipeline.release.contract import Stage, StageContext, StageOutput

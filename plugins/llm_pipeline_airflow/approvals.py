@@ -97,7 +97,7 @@ class AwaitedAnswer(Frozen):
 
     def withdrawn(self, store: ArtifactStore) -> bool:
         """Whether the canary that is asked about was rolled back meanwhile."""
-        from llm_pipeline.canary.approvals import runs_of
+        from llm_pipeline.canary.people import runs_of
         from llm_pipeline.canary.record import Phase, read_canary_record
 
         if not self.place:
@@ -434,8 +434,8 @@ class StepApprovalOperator(DecisionOperator):
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
         """Write the answer down, and act on the one that counts."""
-        from llm_pipeline.canary import approvals
-        from llm_pipeline.operations.approval import answer
+        from llm_pipeline.canary import people as approvals
+        from llm_pipeline.canary.people import answer
 
         self.check_claim(context)
         flow = self.flow()
@@ -461,7 +461,7 @@ class StepApprovalOperator(DecisionOperator):
         return flow.record.place_of(self.target)
 
     def _question(self, flow: ReleaseProgress) -> StepApproval:
-        from llm_pipeline.canary import approvals
+        from llm_pipeline.canary import people as approvals
 
         return approvals.ask(
             flow.store,

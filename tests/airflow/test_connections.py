@@ -21,7 +21,7 @@ from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.loading import load_yaml
-from llm_pipeline.operations.secret_sources import secret_sources
+from llm_pipeline.operations.doctor import secret_sources
 from llm_pipeline.runners.stage_environment import secret_connections
 
 KEY = "k3y-that-nobody-sees"

@@ -9,8 +9,7 @@ from llm_pipeline_airflow import promotion
 from llm_pipeline_airflow.dag_factory import release_dag
 
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.canary.events import EventKind
-from llm_pipeline.canary.record import CanaryJournal, CanaryRecord
+from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, EventKind
 from llm_pipeline.store import open_store
 
 REPOSITORY = ArtifactRef(kind="model_repository", digest="a" * 64)

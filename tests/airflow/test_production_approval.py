@@ -21,7 +21,7 @@ from place_here import serve
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.canary.patience import Patience
+from llm_pipeline.canary.router import Patience
 from llm_pipeline.cli import main
 from llm_pipeline.local_run import LocalRun
 from llm_pipeline.operations.decisions import NotApproved, decide, put, require_approved

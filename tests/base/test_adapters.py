@@ -22,9 +22,8 @@ from llm_pipeline.artifacts.items import ScoredItem, write_items
 from llm_pipeline.base import adapters
 from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.canary.arm_metrics import open_source
-from llm_pipeline.canary.open_router import access_log_of, name_release, open_router, router_as_it_is
-from llm_pipeline.canary.router import all_to
+from llm_pipeline.canary.metrics import open_source
+from llm_pipeline.canary.router import access_log_of, all_to, name_release, open_router, router_as_it_is
 from llm_pipeline.cli import main
 from llm_pipeline.config.deployment import Deployment, TargetPlace
 from llm_pipeline.config.loading import load_yaml
@@ -432,7 +431,7 @@ def test_a_deployment_is_read_without_what_its_adapters_open() -> None:
     rooms = {name.split(".")[1] for name in ours}
     assert rooms - {"adapters", "base", "config"} == {"canary"}
     ports = {name for name in ours if name.startswith("llm_pipeline.canary.")}
-    assert ports == {"llm_pipeline.canary.router_adapter"}
+    assert ports == {"llm_pipeline.canary.router"}
 
 
 @pytest.fixture

@@ -24,9 +24,8 @@ from llm_pipeline.base import detached
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Judgement
 from llm_pipeline.canary.access_log import LogCursor, ObservedRequest
-from llm_pipeline.canary.open_router import access_log_of
 from llm_pipeline.canary.record import CanaryRecord, read_canary_record
-from llm_pipeline.canary.router import SlotName, all_to
+from llm_pipeline.canary.router import SlotName, access_log_of, all_to
 from llm_pipeline.config.deployment import ServerPorts
 
 STABLE = ArtifactRef(kind="model_repository", digest="a" * 64)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits for nothing but the disk's answers: a process that is killed loses no page cache."""
     monkeypatch.setattr("llm_pipeline.canary.moving._STEADY_SECONDS", 0.0)
-    monkeypatch.setattr("llm_pipeline.operations.acting._LONGEST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("llm_pipeline.operations.served_place._LONGEST_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr("os.fsync", lambda _: None)
 
 

@@ -20,10 +20,8 @@ from llm_pipeline.base.logging import write_json_lines
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.access_log import AccessLog
 from llm_pipeline.canary.controller import CanaryController
-from llm_pipeline.canary.patience import Patience
-from llm_pipeline.canary.plan import CanaryPlan
-from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, lease_name
-from llm_pipeline.canary.router import SlotName
+from llm_pipeline.canary.record import CanaryJournal, CanaryPlan, CanaryRecord, lease_name
+from llm_pipeline.canary.router import Patience, SlotName
 from llm_pipeline.canary.traffic import LoggedTraffic
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.serving.slot_fence import FencingToken

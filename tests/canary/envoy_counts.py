@@ -16,13 +16,8 @@ from typing import Any, get_args
 
 from llm_pipeline.adapters.envoy.router import EnvoyRouter
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.canary import arm_names as names
-from llm_pipeline.canary.arm_metrics import (
-    ArmWindow,
-    MetricsCursor,
-    MetricsWindow,
-    SourceDown,
-)
+from llm_pipeline.canary import router as names
+from llm_pipeline.canary.metrics import ArmWindow, MetricsCursor, MetricsWindow, SourceDown
 from llm_pipeline.canary.router import RouterUnavailable, SlotName
 
 log = get_logger(__name__)
@@ -65,7 +60,7 @@ class EnvoyStatistics:
         answered = _answered_well(hosts)
         found: Counter[str] = Counter()
         for slot in get_args(SlotName):
-            for protocol in get_args(names.Protocol):
+            for protocol in get_args(names.ArmProtocol):
                 name = names.cluster_name(slot, protocol)
                 stable = clusters[name] + clusters[name + names.BACKED_SUFFIX]
                 tried = clusters[name + names.FAILOVER_SUFFIX]

@@ -20,10 +20,8 @@ from llm_pipeline.base import detached
 from llm_pipeline.base.verdict import Judgement
 from llm_pipeline.canary.access_log import AccessLog
 from llm_pipeline.canary.controller import CanaryController
-from llm_pipeline.canary.patience import Patience
-from llm_pipeline.canary.plan import CanaryPlan
-from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, lease_name, read_canary_record
-from llm_pipeline.canary.router import ALL, SlotName, TrafficRouter, all_to, other_slot
+from llm_pipeline.canary.record import CanaryJournal, CanaryPlan, CanaryRecord, Phase, lease_name, read_canary_record
+from llm_pipeline.canary.router import ALL, Patience, SlotName, TrafficRouter, all_to, other_slot
 from llm_pipeline.canary.traffic import LoggedTraffic, Traffic
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.operations.rollback import ensure_rolled_back

@@ -23,10 +23,15 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Judgement
 from llm_pipeline.canary.access_log import LogCursor, ObservedRequest
 from llm_pipeline.canary.controller import CanaryController
-from llm_pipeline.canary.patience import Patience
-from llm_pipeline.canary.plan import CanaryPlan
-from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, lease_name, read_canary_record, take_over
-from llm_pipeline.canary.router import ALL, RouterConflict, RouteState, SlotName, all_to
+from llm_pipeline.canary.record import (
+    CanaryJournal,
+    CanaryPlan,
+    CanaryRecord,
+    lease_name,
+    read_canary_record,
+    take_over,
+)
+from llm_pipeline.canary.router import ALL, Patience, RouterConflict, RouteState, SlotName, all_to
 from llm_pipeline.canary.slots import WarmUp
 from llm_pipeline.canary.traffic import LoggedTraffic, Traffic
 from llm_pipeline.config.policy import CanaryPolicy

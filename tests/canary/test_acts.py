@@ -12,11 +12,11 @@ from test_one_way_back import Served
 
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.host_time import HostTime
-from llm_pipeline.canary.agreement import disagreements
 from llm_pipeline.canary.record import read_canary_record, take_over
 from llm_pipeline.operations import switching
 from llm_pipeline.operations.guard import GuardedSite
 from llm_pipeline.operations.promotion import NotPromoted
+from llm_pipeline.operations.status import disagreements
 from llm_pipeline.operations.switching import start, stop
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease

@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 import pytest
 
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.canary.agreement import disagreements
 from llm_pipeline.canary.record import CanaryRecord, Phase
 from llm_pipeline.canary.router import RouteState, all_to
+from llm_pipeline.operations.status import disagreements
 from llm_pipeline.store.place_state import PlaceState, Pointer, WayBack
 
 NOW = datetime.now(UTC)

@@ -12,8 +12,7 @@ from looking import LIMITS, request, watched
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.access_log import ObservedRequest
 from llm_pipeline.canary.analysis import AnalysisState, begin, begin_step, observe
-from llm_pipeline.canary.evidence import Outcome, StepDecision, decide
-from llm_pipeline.canary.judgements import undecided_and_clean
+from llm_pipeline.canary.evidence import Outcome, StepDecision, decide, undecided_and_clean
 from llm_pipeline.canary.metrics import BothCounts, Counts, Window, fix_thresholds, window
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.statistics.variation import Variation

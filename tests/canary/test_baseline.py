@@ -10,7 +10,7 @@ from looking import request
 
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.access_log import LogCursor, ObservedRequest
-from llm_pipeline.canary.plan import CanaryPlan, first_attempt
+from llm_pipeline.canary.record import CanaryPlan, first_attempt
 from llm_pipeline.canary.traffic import LoggedTraffic
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.store.place_state import Pointer

@@ -12,9 +12,9 @@ from simulated import PATIENCE, STABLE, Killed, Site
 from test_guard import LATER, guard
 
 from llm_pipeline.base.errors import PipelineError
-from llm_pipeline.canary.agreement import disagreements
 from llm_pipeline.canary.record import Phase
 from llm_pipeline.operations.rollback import ensure_rolled_back
+from llm_pipeline.operations.status import disagreements
 from llm_pipeline.store.place_state import PlaceState, read_place
 
 pytestmark = pytest.mark.usefixtures("fast")

@@ -7,7 +7,7 @@ import time
 import pytest
 from simulated import Site
 
-from llm_pipeline.canary.arm_metrics import (
+from llm_pipeline.canary.metrics import (
     ArmWindow,
     Histogram,
     MetricsCursor,

@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import Phase
+from llm_pipeline.canary.router import Patience
 from llm_pipeline.operations.rollback import ensure_rolled_back
 
 pytestmark = pytest.mark.slow

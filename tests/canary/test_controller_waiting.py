@@ -8,15 +8,14 @@ import pytest
 from simulated import LONGER, Site
 
 from llm_pipeline.canary.access_log import ObservedRequest
-from llm_pipeline.canary.approvals import read_approval
+from llm_pipeline.canary.people import answer, read_approval
 from llm_pipeline.canary.record import PauseReason, Phase
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.operations.approval import answer
 
 pytestmark = pytest.mark.usefixtures("fast")
 
 LITTLE_TRAFFIC = {"minimum_requests": 10_000}
-from llm_pipeline.canary.patience import Patience
+from llm_pipeline.canary.router import Patience
 from llm_pipeline.operations.rollback import ensure_rolled_back
 
 

@@ -16,8 +16,7 @@ from llm_pipeline.canary import analysis
 from llm_pipeline.canary.access_log import LogCursor
 from llm_pipeline.canary.deciding import Seen, decide
 from llm_pipeline.canary.evidence import Outcome, StepDecision
-from llm_pipeline.canary.plan import CanaryPlan, first_attempt
-from llm_pipeline.canary.record import CanaryRecord, Pause, PauseReason, Phase
+from llm_pipeline.canary.record import CanaryPlan, CanaryRecord, Pause, PauseReason, Phase, first_attempt
 from llm_pipeline.canary.router import ALL, RouteState, all_to
 from llm_pipeline.canary.slots import WarmUp
 from llm_pipeline.config.policy import CanaryPolicy

@@ -10,8 +10,8 @@ from simulated import PATIENCE, Site
 
 from llm_pipeline.adapters.envoy.adapter import EnvoyPlace
 from llm_pipeline.adapters.gateway_api.adapter import GatewayApiPlace
-from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import Phase
+from llm_pipeline.canary.router import Patience
 from llm_pipeline.operations.rollback import ensure_rolled_back
 
 pytestmark = pytest.mark.usefixtures("fast")

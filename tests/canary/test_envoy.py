@@ -14,8 +14,7 @@ import pytest
 from llm_pipeline.adapters.envoy.process import find_router, stop_router
 from llm_pipeline.adapters.envoy.xds.messages import replace_json
 from llm_pipeline.base.errors import ConfigError, Fenced
-from llm_pipeline.canary.arm_names import BACKED_SUFFIX
-from llm_pipeline.canary.router import RouterConflict, RouterRejected, RouteState, all_to
+from llm_pipeline.canary.router import BACKED_SUFFIX, RouterConflict, RouterRejected, RouteState, all_to
 
 pytestmark = pytest.mark.slow
 

@@ -16,8 +16,16 @@ from router_contract import GATEWAY_PLACE, HTTP_ROUTE, NAMESPACE, KubernetesSubj
 from scipy import stats
 
 from llm_pipeline.adapters.gateway_api.router import GatewayApiRouter
-from llm_pipeline.canary.open_router import open_router, router_as_it_is
-from llm_pipeline.canary.router import ALL, RouterRejected, RouterUnavailable, RouteState, SlotName, all_to
+from llm_pipeline.canary.router import (
+    ALL,
+    RouterRejected,
+    RouterUnavailable,
+    RouteState,
+    SlotName,
+    all_to,
+    open_router,
+    router_as_it_is,
+)
 
 SERVICES: dict[str, SlotName] = {"llm-blue": "blue", "llm-green": "green"}
 STEPS = {1: 1200, 5: 300, 25: 200, 50: 200, 100: 100, 0: 100}

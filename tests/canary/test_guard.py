@@ -12,11 +12,10 @@ from place_here import serve
 from simulated import CANDIDATE, PATIENCE, STABLE, Killed, Site
 
 from llm_pipeline.base.host_time import HostTime
-from llm_pipeline.canary.approvals import ask
+from llm_pipeline.canary.people import answer, ask
 from llm_pipeline.canary.record import Phase, lease_name
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.operations import guard as guard_module
-from llm_pipeline.operations.approval import answer
 from llm_pipeline.operations.guard import GuardAction, GuardedSite, guard_once
 from llm_pipeline.operations.rollback import ensure_rolled_back
 from llm_pipeline.store.lease import Lease

@@ -13,8 +13,7 @@ from hostile_client import ask, ask_in_chunks, generation
 from production_site import MODEL_PYTHON, TOY, TRITON_HOME
 from test_envoy import shift, split
 
-from llm_pipeline.canary.open_router import access_log_of
-from llm_pipeline.canary.router import all_to
+from llm_pipeline.canary.router import access_log_of, all_to
 from llm_pipeline.serving.triton_server import find_server, start_server, stop_server
 
 pytestmark = pytest.mark.slow

@@ -35,7 +35,7 @@ from test_envoy import both_up, shift, split
 
 from llm_pipeline.adapters.envoy.adapter import UserLimits
 from llm_pipeline.adapters.envoy.xds import listener
-from llm_pipeline.canary.open_router import access_log_of
+from llm_pipeline.canary.router import access_log_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 

@@ -6,7 +6,7 @@ import pytest
 
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.analysis import StepState
-from llm_pipeline.canary.judgements import does_not_answer, too_little_traffic
+from llm_pipeline.canary.evidence import does_not_answer, too_little_traffic
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.statistics.eprocess import SplitTest
 

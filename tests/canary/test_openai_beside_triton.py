@@ -14,7 +14,7 @@ from http_slots import HttpSlots
 from openai_server import OpenAiDouble
 from test_envoy import both_up, shift, split
 
-from llm_pipeline.canary.open_router import access_log_of
+from llm_pipeline.canary.router import access_log_of
 
 pytestmark = pytest.mark.slow
 

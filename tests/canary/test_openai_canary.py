@@ -21,10 +21,8 @@ from llm_pipeline.base import detached
 from llm_pipeline.base.verdict import Judgement
 from llm_pipeline.canary.controller import CanaryController
 from llm_pipeline.canary.openai_slots import OpenAiSlots
-from llm_pipeline.canary.patience import Patience
-from llm_pipeline.canary.plan import CanaryPlan
-from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, lease_name, read_canary_record
-from llm_pipeline.canary.router import ALL
+from llm_pipeline.canary.record import CanaryJournal, CanaryPlan, CanaryRecord, Phase, lease_name, read_canary_record
+from llm_pipeline.canary.router import ALL, Patience
 from llm_pipeline.canary.traffic import LoggedTraffic
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.serving.slot_fence import FencingToken

@@ -13,8 +13,7 @@ from production_site import POLICY, Production
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.operations.guard import guard_once
-from llm_pipeline.operations.place_status import Health
-from llm_pipeline.operations.status import deployment_status
+from llm_pipeline.operations.status import Health, deployment_status
 from llm_pipeline.operations.switching import start_production, stop_production
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]

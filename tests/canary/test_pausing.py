@@ -10,9 +10,9 @@ from simulated import MODEL, PATIENCE, Killed, Site
 
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.canary import controller
+from llm_pipeline.canary.people import PauseReply, pause, resume
 from llm_pipeline.canary.record import Phase, read_events
 from llm_pipeline.notifications.event import Origin, of_canary
-from llm_pipeline.operations.pausing import PauseReply, pause, resume
 from llm_pipeline.operations.rollback import ensure_rolled_back, roll_back
 from llm_pipeline.operations.served_place import ServedPlace
 

@@ -13,8 +13,7 @@ from simulated import PATIENCE, POLICY, STABLE, Killed, Site
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.access_log import LogCursor
-from llm_pipeline.canary.plan import CanaryPlan, first_attempt
-from llm_pipeline.canary.record import CanaryJournal, Phase
+from llm_pipeline.canary.record import CanaryJournal, CanaryPlan, Phase, first_attempt
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.operations.promotion import Promotion, promote

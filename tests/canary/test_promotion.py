@@ -9,12 +9,12 @@ from resolved_release import resolve
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.canary.patience import Patience
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, lease_name
+from llm_pipeline.canary.router import Patience
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.operations.acting import PlaceBusy
 from llm_pipeline.operations.promotion import NotPromoted, Promotion, promote
 from llm_pipeline.operations.rollback import roll_back_at
+from llm_pipeline.operations.served_place import PlaceBusy
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.place_state import PlaceState, Pointer, read_place
 

@@ -18,8 +18,7 @@ from router_contract import (
 
 from llm_pipeline.base.errors import Fenced, Transient, Unsupported
 from llm_pipeline.canary.moving import traffic_to
-from llm_pipeline.canary.patience import Patience
-from llm_pipeline.canary.router import ALL, RouterConflict, RouterUnavailable, all_to
+from llm_pipeline.canary.router import ALL, Patience, RouterConflict, RouterUnavailable, all_to
 
 
 @pytest.fixture(scope="module")

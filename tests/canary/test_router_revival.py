@@ -17,9 +17,7 @@ from llm_pipeline.adapters.envoy.process import find_router, stop_router, stoppe
 from llm_pipeline.adapters.envoy.xds.messages import replace_json
 from llm_pipeline.base import detached
 from llm_pipeline.base.host_time import HostTime
-from llm_pipeline.canary.open_router import router_as_it_is
-from llm_pipeline.canary.patience import Patience
-from llm_pipeline.canary.router import RouterUnavailable, all_to
+from llm_pipeline.canary.router import Patience, RouterUnavailable, all_to, router_as_it_is
 from llm_pipeline.operations.guard import GuardedSite
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ from llm_pipeline.base import detached
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary import slots
 from llm_pipeline.canary.moving import Site, retire
-from llm_pipeline.canary.patience import Patience
+from llm_pipeline.canary.router import Patience
 from llm_pipeline.canary.slots import TritonSlots
 from llm_pipeline.config.policy import Policy
 from llm_pipeline.serving.endpoint_access import served_name

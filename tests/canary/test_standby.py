@@ -8,10 +8,10 @@ from simulated import PATIENCE, Killed
 from test_guard import guard
 from test_one_way_back import Served
 
-from llm_pipeline.canary.agreement import disagreements
 from llm_pipeline.canary.record import Phase
 from llm_pipeline.canary.router import RouteState, all_to
 from llm_pipeline.operations.rollback import ensure_rolled_back
+from llm_pipeline.operations.status import disagreements
 
 pytestmark = pytest.mark.usefixtures("fast")
 

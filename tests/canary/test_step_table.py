@@ -5,7 +5,7 @@ from looking import LIMITS
 from llm_pipeline.canary.access_log import ObservedRequest
 from llm_pipeline.canary.analysis import AnalysisState, StepState, begin, begin_step, observe
 from llm_pipeline.canary.metrics import window
-from llm_pipeline.canary.step_summary import StepArms, format_step, step_in_numbers
+from llm_pipeline.canary.timeline import StepArms, format_step, step_in_numbers
 from llm_pipeline.config.policy import CanaryPolicy
 
 POLICY = CanaryPolicy(minimum_bake_seconds=10, maximum_bake_seconds=60, minimum_requests=20)

@@ -12,8 +12,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.canary.events import CanaryEvent, EventKind
-from llm_pipeline.canary.record import CanaryRecord, canary_record_name
+from llm_pipeline.canary.record import CanaryEvent, CanaryRecord, EventKind, canary_record_name
 from llm_pipeline.config.notifications import Notifications
 from llm_pipeline.notifications.event import Event, Origin, of_canary
 from llm_pipeline.notifications.telling import NotSent, check_channel, tell, tell_canary

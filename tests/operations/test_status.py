@@ -23,8 +23,17 @@ from llm_pipeline.canary.record import (
 from llm_pipeline.cli import main
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml
-from llm_pipeline.operations.place_status import DeploymentStatus, Health, PlaceStatus, RouterStatus, ServerStatus
-from llm_pipeline.operations.status import deployment_status, is_stopped, judge_health, not_running
+from llm_pipeline.operations.status import (
+    DeploymentStatus,
+    Health,
+    PlaceStatus,
+    RouterStatus,
+    ServerStatus,
+    deployment_status,
+    is_stopped,
+    judge_health,
+    not_running,
+)
 from llm_pipeline.operations.switching import start_production, stop_production
 from llm_pipeline.store import open_store
 from llm_pipeline.store.artifact_store import ArtifactStore

@@ -12,10 +12,9 @@ from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary import analysis
 from llm_pipeline.canary.access_log import ObservedRequest
 from llm_pipeline.canary.analysis import with_look
-from llm_pipeline.canary.events import CanaryEvent, EventKind
 from llm_pipeline.canary.evidence import Outcome, decide
 from llm_pipeline.canary.metrics import fix_thresholds, window
-from llm_pipeline.canary.record import CanaryRecord, Phase
+from llm_pipeline.canary.record import CanaryEvent, CanaryRecord, EventKind, Phase
 from llm_pipeline.canary.timeline import write_timeline
 from llm_pipeline.config.policy import CanaryPolicy
 

@@ -21,9 +21,8 @@ from llm_pipeline.artifacts.pinned import PinnedModel
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.records import ArtifactRef, Metric
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
-from llm_pipeline.canary.events import CanaryEvent, EventKind
-from llm_pipeline.canary.step_summary import ArmPoint
-from llm_pipeline.canary.timeline import SUMMARY_FILE, TIMELINE_FILE, CanarySummary, TimelinePoint
+from llm_pipeline.canary.record import CanaryEvent, EventKind
+from llm_pipeline.canary.timeline import SUMMARY_FILE, TIMELINE_FILE, ArmPoint, CanarySummary, TimelinePoint
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.policy import LoadTestPolicy, Policy, ServiceLevel
 from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat

@@ -16,8 +16,7 @@ from canary_sample import BEGAN_AT, CONTROLLER, POLICY, SimulatedCanary
 
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.analysis import MOST_LOOKS, with_look
-from llm_pipeline.canary.step_summary import ArmPoint
-from llm_pipeline.canary.timeline import SUMMARY_FILE, TimelinePoint, read_timeline, write_timeline
+from llm_pipeline.canary.timeline import SUMMARY_FILE, ArmPoint, TimelinePoint, read_timeline, write_timeline
 from llm_pipeline.reporting.canary_plot import e_value, evidence_in_words, measured_split
 from llm_pipeline.reporting.collect import collect, read_canary
 from llm_pipeline.reporting.html import render_report

@@ -14,8 +14,7 @@ from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.canary.step_summary import ArmPoint
-from llm_pipeline.canary.timeline import TimelinePoint
+from llm_pipeline.canary.timeline import ArmPoint, TimelinePoint
 from llm_pipeline.cli import main
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from llm_pipeline.canary.events import CanaryEvent, EventKind
+from llm_pipeline.canary.record import CanaryEvent, EventKind
 from llm_pipeline.reporting.collect import collect
 from llm_pipeline.reporting.production import find_rollback
 

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from llm_pipeline.base.adapters import OnCall
-from llm_pipeline.canary.router_adapter import RouterAdapter
+from llm_pipeline.canary.router import RouterAdapter
 from llm_pipeline.config.model import AbsolutePath, ConfigModel, Port
 from llm_pipeline.config.router_place import RouterModel
 from llm_pipeline.config.server_place import OpenAiSlot

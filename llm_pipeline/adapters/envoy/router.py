@@ -21,14 +21,19 @@ from llm_pipeline.base.file_lock import flocked_within
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.access_log import AccessLog
-from llm_pipeline.canary.arm_names import ROUTES, STAT_PREFIX, Protocol, candidate_of, plain_name, standby_of
 from llm_pipeline.canary.router import (
+    ROUTES,
+    STAT_PREFIX,
+    ArmProtocol,
     RouterCondition,
     RouterConflict,
     RouterRejected,
     RouterUnavailable,
     RouteState,
     SlotName,
+    candidate_of,
+    plain_name,
+    standby_of,
 )
 from llm_pipeline.canary.users_paths import apis_of
 from llm_pipeline.config.server_place import SlotServer
@@ -368,7 +373,9 @@ def _counter(statistics: str, name: str) -> int | None:
     return int(found[0]) if found else None
 
 
-def _endpoint_statistics(listing: dict[str, Any], addresses: Mapping[Protocol, tuple[str, int]]) -> EndpointStatistics:
+def _endpoint_statistics(
+    listing: dict[str, Any], addresses: Mapping[ArmProtocol, tuple[str, int]]
+) -> EndpointStatistics:
     """Counters of the server at these addresses, from a listing of all clusters."""
     attempts = failures = active = 0
     healthy = True

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from llm_pipeline.base.adapters import OnCall
-from llm_pipeline.canary.router_adapter import remote
+from llm_pipeline.canary.router import remote
 from llm_pipeline.config.model import AnyPort, ConfigModel, Name, Word
 from llm_pipeline.config.router_place import BothSlots, RouterModel
 

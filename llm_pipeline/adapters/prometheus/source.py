@@ -21,7 +21,7 @@ from typing import Any
 from llm_pipeline.adapters.prometheus.adapter import PrometheusSource
 from llm_pipeline.base.bounded_http import HttpAnswer, call
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.canary.arm_metrics import (
+from llm_pipeline.canary.metrics import (
     ArmWindow,
     Histogram,
     MetricsCursor,

@@ -6,9 +6,7 @@ import pytest
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.canary import analysis
-from llm_pipeline.canary.arm_metrics import ArmWindow, Histogram
-from llm_pipeline.canary.metrics import Thresholds
-from llm_pipeline.canary.traffic import thresholds_from_counts, window_from_counts
+from llm_pipeline.canary.metrics import ArmWindow, Histogram, Thresholds, thresholds_from_counts, window_from_counts
 from llm_pipeline.config.policy import CanaryPolicy
 
 POLICY = CanaryPolicy(minimum_requests=50, slow_quantiles=(0.5, 0.9, 0.99))

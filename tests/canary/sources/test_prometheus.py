@@ -23,7 +23,7 @@ from llm_pipeline.adapters.prometheus import source as prometheus
 from llm_pipeline.adapters.prometheus.adapter import ADAPTER, PrometheusSource
 from llm_pipeline.adapters.prometheus.source import PrometheusMetrics
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.canary.arm_metrics import ArmWindow, MetricsCursor, SourceContradicts, SourceDown
+from llm_pipeline.canary.metrics import ArmWindow, MetricsCursor, SourceContradicts, SourceDown
 from llm_pipeline.canary.router import SlotName
 
 BINARY = os.environ.get("PROMETHEUS") or shutil.which("prometheus")

@@ -20,8 +20,7 @@ from llm_pipeline.adapters.envoy.adapter import EnvoyPlace
 from llm_pipeline.adapters.envoy.process import start_router, stop_router
 from llm_pipeline.adapters.envoy.router import EnvoyRouter
 from llm_pipeline.base.waiting import wait_until
-from llm_pipeline.canary.open_router import access_log_of
-from llm_pipeline.canary.router import all_to
+from llm_pipeline.canary.router import access_log_of, all_to
 from llm_pipeline.canary.slots import slot_servers
 from llm_pipeline.config.deployment import ServerPorts, TargetPlace
 from llm_pipeline.operations.last_words import curl_line

@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from http import HTTPStatus
 
 from llm_pipeline.adapters.envoy.xds.messages import LOCAL_HOST, TYPE, Json, address, addresses_of, discovery, named
-from llm_pipeline.canary.arm_names import (
+from llm_pipeline.canary.router import (
     BACKED_SUFFIX,
     FAILOVER_SUFFIX,
     GUARDED_SUFFIX,
-    Protocol,
+    ArmProtocol,
+    SlotName,
     cluster_name,
+    other_slot,
 )
-from llm_pipeline.canary.router import SlotName, other_slot
 from llm_pipeline.canary.users_paths import UsersApi, apis_of
 from llm_pipeline.config.server_place import SlotServer
 
@@ -37,7 +38,7 @@ def clusters(slots: Mapping[SlotName, SlotServer], host: str = LOCAL_HOST, *, on
     return discovery("1", resources)
 
 
-def _slot_clusters(slot: SlotName, protocol: Protocol, at: Json, api: UsersApi) -> list[Json]:
+def _slot_clusters(slot: SlotName, protocol: ArmProtocol, at: Json, api: UsersApi) -> list[Json]:
     name = cluster_name(slot, protocol)
     plain = _static_cluster(name, protocol, at)
     guarded = {**_static_cluster(f"{name}{GUARDED_SUFFIX}", protocol, at), **_guard(protocol, api)}
@@ -65,7 +66,7 @@ def _aggregate_cluster(name: str, members: list[str]) -> Json:
     }
 
 
-def _static_cluster(name: str, protocol: Protocol, at: Json) -> Json:
+def _static_cluster(name: str, protocol: ArmProtocol, at: Json) -> Json:
     options = "http2_protocol_options" if protocol == "grpc" else "http_protocol_options"
     extension = f"{TYPE}.extensions.upstreams.http.v3.HttpProtocolOptions"
     endpoint = {"endpoint": {"address": at}}
@@ -88,7 +89,7 @@ def _static_cluster(name: str, protocol: Protocol, at: Json) -> Json:
     }
 
 
-def _guard(protocol: Protocol, api: UsersApi) -> Json:
+def _guard(protocol: ArmProtocol, api: UsersApi) -> Json:
     """What only a slot on trial has: on stable, an ejection could take the last server away."""
     guard: Json = {
         "common_lb_config": {"healthy_panic_threshold": {"value": 0}},

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from llm_pipeline.adapters.envoy.adapter import EnvoyPlace, ServerCertificate, UserLimits
 from llm_pipeline.adapters.envoy.xds.messages import TYPE, Json, address, discovery, named, watched
-from llm_pipeline.canary.arm_names import ROUTES, STAT_PREFIX
+from llm_pipeline.canary.router import ROUTES, STAT_PREFIX
 
 LUA = "envoy.filters.http.lua"
 BUFFER = "envoy.filters.http.buffer"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_pipeline.base.durable import replace_durably
-from llm_pipeline.canary.arm_names import Protocol
+from llm_pipeline.canary.router import ArmProtocol
 from llm_pipeline.config.server_place import OpenAiSlot, SlotServer
 
 Json = dict[str, Any]
@@ -51,7 +51,7 @@ def replace_json(path: Path, document: dict[str, Any]) -> None:
     replace_durably(path, json.dumps(document).encode())
 
 
-def addresses_of(server: SlotServer, host: str, *, only_openai: bool = False) -> dict[Protocol, tuple[str, int]]:
+def addresses_of(server: SlotServer, host: str, *, only_openai: bool = False) -> dict[ArmProtocol, tuple[str, int]]:
     """Host and port by protocol; `host` is where the ports of our own servers are."""
     if isinstance(server, OpenAiSlot):
         return {"http": server.address}

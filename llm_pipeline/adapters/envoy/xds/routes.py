@@ -9,8 +9,7 @@ from http import HTTPStatus
 from llm_pipeline.adapters.envoy.adapter import UserLimits
 from llm_pipeline.adapters.envoy.xds.listener import BUFFER, LUA, STREAM_IDLE
 from llm_pipeline.adapters.envoy.xds.messages import TYPE, Json, discovery, named
-from llm_pipeline.canary.arm_names import ROUTES, Protocol, arm_name
-from llm_pipeline.canary.router import RouteState, SlotName
+from llm_pipeline.canary.router import ROUTES, ArmProtocol, RouteState, SlotName, arm_name
 from llm_pipeline.canary.users_paths import UsersApi
 
 RELEASE_HEADER = "x-llm-release"
@@ -30,7 +29,7 @@ def routes(
     version: str,
     limits: UserLimits,
     releases: Mapping[str, str],
-    apis: Mapping[Protocol, UsersApi],
+    apis: Mapping[ArmProtocol, UsersApi],
 ) -> Json:
     """Weighted routes. `validate_clusters` makes Envoy refuse a route to a cluster that does not exist.
 
@@ -79,7 +78,7 @@ def _named_release(releases: Mapping[str, str]) -> Json:
     return {"response_headers_to_add": [header]}
 
 
-def _offered(state: RouteState, apis: Mapping[Protocol, UsersApi]) -> Iterator[Json]:
+def _offered(state: RouteState, apis: Mapping[ArmProtocol, UsersApi]) -> Iterator[Json]:
     """The routes to the servers; all split alike."""
     for protocol, api in apis.items():
         weighted = _weighted(state, protocol, api)
@@ -123,7 +122,7 @@ def _http_action(document: Json) -> Json:
     return action
 
 
-def _weighted(state: RouteState, protocol: Protocol, api: UsersApi) -> Json:
+def _weighted(state: RouteState, protocol: ArmProtocol, api: UsersApi) -> Json:
     action: Json = {
         "weighted_clusters": {"clusters": _arms(state, protocol)},
         "timeout": "0s",
@@ -136,13 +135,13 @@ def _weighted(state: RouteState, protocol: Protocol, api: UsersApi) -> Json:
     return action
 
 
-def _arms(state: RouteState, protocol: Protocol) -> list[Json]:
+def _arms(state: RouteState, protocol: ArmProtocol) -> list[Json]:
     """The candidate first: with a hash policy its share then grows without moving a session back to stable."""
     slots: list[SlotName] = sorted(("blue", "green"), key=lambda slot: slot != state.candidate)
     return [{"name": arm_name(slot, protocol, state), "weight": state.weights.get(slot, 0)} for slot in slots]
 
 
-def _retry_policy(protocol: Protocol, api: UsersApi, *, on_trial: bool) -> Json:
+def _retry_policy(protocol: ArmProtocol, api: UsersApi, *, on_trial: bool) -> Json:
     """Only before the first byte, and to the next priority: on trial, one slot's failure is answered by the other.
 
     Triton answers every error of a decoupled model with 400, its own internal ones and a full queue too, so while

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from llm_pipeline.canary.arm_metrics import ArmWindow, MetricsCursor, MetricSourceAdapter, MetricsWindow
-from llm_pipeline.canary.router import RouterUnavailable, RouteState, rounded
-from llm_pipeline.canary.router_adapter import RouterAdapter, remote
+from llm_pipeline.canary.metrics import ArmWindow, MetricsCursor, MetricSourceAdapter, MetricsWindow
+from llm_pipeline.canary.router import RouterAdapter, RouterUnavailable, RouteState, remote, rounded
 from llm_pipeline.config.metric_source import MetricSourceModel
 from llm_pipeline.config.model import AbsolutePath, Port
 from llm_pipeline.config.policy import CanaryPolicy

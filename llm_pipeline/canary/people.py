@@ -1,0 +1,297 @@
+"""What people say of a canary: a step may begin, or go on; the canary is paused, or resumed.
+
+Each is an edit of the place's document, and moves nothing by itself. The first answer to a question wins. It may be
+given before it is asked (an approval task that runs ahead of the step), and one that comes after the canary was rolled
+back changes nothing.
+
+A pause is obeyed by the canary's controller from its next look on. It stays and watches on, so what is paused keeps its
+split and is still rolled back if it does harm. Rollback and stop do not ask whether a canary is paused.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.records import Frozen
+from llm_pipeline.canary.record import CanaryPlan, CanaryRecord, Pause, Phase, read_canary_record, utc
+from llm_pipeline.store.artifact_store import ArtifactStore
+from llm_pipeline.store.place_state import PauseRequest, PlaceState, Question, StepApproval, edit_place, read_place
+
+NOBODY = "nobody"
+
+
+def runs_of(record: CanaryRecord) -> set[str]:
+    """The runs that answers to a canary's questions belong to."""
+    return {record.run, record.began_run} - {""}
+
+
+def read_approval(store: ArtifactStore, release_id: str, target: str, percent: float) -> StepApproval | None:
+    """The question about a step; None if it was neither put nor answered."""
+    return read_place(store, target).approval(release_id, percent)
+
+
+def ask(
+    store: ArtifactStore,
+    release_id: str,
+    target: str,
+    percent: float,
+    *,
+    run: str,
+    also: Iterable[str] = (),
+    question: Question,
+    summary: str,
+    deadline_seconds: float,
+) -> StepApproval:
+    """Put the question, or return the one that was put or answered before.
+
+    An answer of another run, or to another question about the step, does not count: the question is asked anew.
+
+    Args:
+        store: Where the place's document is.
+        release_id: The release on trial.
+        target: The place.
+        percent: The step.
+        run: The run of the release that asks.
+        also: Other runs whose answers count.
+        question: What is asked.
+        summary: The same for people, with its reason.
+        deadline_seconds: How long it waits for an answer.
+    """
+    runs = {run, *also}
+    asked = StepApproval(
+        release_id=release_id,
+        run=run,
+        percent=percent,
+        question=question,
+        summary=summary,
+        asked_at=time.time(),
+        deadline_seconds=deadline_seconds,
+    )
+
+    def put(state: PlaceState) -> PlaceState:
+        known = state.approval(release_id, percent)
+        stands = known is not None and known.run in runs and known.question == question
+        return state if stands else state.with_approval(asked)
+
+    return edit_place(store, target, put).approval(release_id, percent) or asked
+
+
+def time_out(store: ArtifactStore, release_id: str, target: str, percent: float) -> StepApproval | None:
+    """Close an unanswered question; returns it as it now is, perhaps answered at the last moment."""
+
+    def closed(state: PlaceState) -> PlaceState:
+        known = state.approval(release_id, percent)
+        if known is None or known.answer != "waiting":
+            return state
+        over = {"answer": "timed out", "answered_at": time.time(), "by": NOBODY}
+        return state.with_approval(known.model_copy(update=over))
+
+    return edit_place(store, target, closed).approval(release_id, percent)
+
+
+def standing(state: PlaceState, record: CanaryRecord, percent: float, question: Question) -> StepApproval | None:
+    """A canary's question as it stands, perhaps answered ahead; None if its runs neither put nor answered it."""
+    known = state.approval(record.release_id, percent)
+    mine = known is not None and known.run in runs_of(record) and known.question == question
+    return known if mine else None
+
+
+def put(store: ArtifactStore, plan: CanaryPlan, record: CanaryRecord, pause: Pause) -> None:
+    """Have the question of a paused canary in the place's document."""
+    undecided = record.judgement if pause.question == "go on" else None
+    why = undecided.summary if undecided is not None else "the step needs an approval"
+    ask(
+        store,
+        plan.release_id,
+        plan.target,
+        pause.percent,
+        run=plan.run,
+        also=runs_of(record),
+        question=pause.question,
+        summary=f"{why}. {command(plan, pause.percent)}",
+        deadline_seconds=pause.deadline_seconds,
+    )
+
+
+def command(plan: CanaryPlan, percent: float) -> str:
+    """What a person types to answer."""
+    return f"llm-pipeline approve-step {plan.release_id} {plan.target} {percent:g} [--deny]"
+
+
+class Answered(Frozen):
+    """What an answer came to.
+
+    Attributes:
+        counted: Whether it changed anything.
+        message: For whoever answered.
+    """
+
+    counted: bool
+    message: str
+    approval: StepApproval
+
+
+def answer(
+    store: ArtifactStore, release_id: str, target: str, percent: float, *, approved: bool, by: str, run: str = ""
+) -> Answered:
+    """Answer the question about a step, by a person or in the person's name.
+
+    Args:
+        store: Where the canary's record is.
+        release_id: The release on trial.
+        target: The place.
+        percent: The step.
+        approved: The answer.
+        by: Who answers.
+        run: The run of the release, for an answer ahead of the question; by default that of the question, or of the
+            canary as it stands.
+
+    Raises:
+        ConfigError: There is no such canary, and no run to answer for.
+    """
+    word = "approved" if approved else "denied"
+    asked: StepApproval | None = None
+    late = ""
+
+    def answered(state: PlaceState) -> PlaceState:
+        nonlocal asked, late
+        record = read_canary_record(store, release_id, target)
+        asked = _question(state.approval(release_id, percent), record, release_id, percent, run)
+        late = _why_late(asked, record)
+        if late:
+            return state
+        asked = asked.model_copy(update={"answer": word, "answered_at": time.time(), "by": by})
+        return state.with_approval(asked)
+
+    edit_place(store, target, answered)
+    if asked is None:  # never: it was asked of the edit
+        raise ConfigError(f"release {release_id} has no canary on {target}")
+    message = f"too late, nothing was changed: {late}" if late else f"{word}: step {percent:g} %"
+    return Answered(counted=not late, message=message, approval=asked)
+
+
+def _question(
+    known: StepApproval | None, record: CanaryRecord | None, release_id: str, percent: float, run: str
+) -> StepApproval:
+    """The question that an answer is for; a new one if the answer comes before the question."""
+    runs = {run} if run else set()
+    if record is not None and (not run or not record.settled or run in runs_of(record)):
+        runs |= runs_of(record)
+    if known is not None and (known.run in runs or not runs):
+        return known
+    if not runs:
+        raise ConfigError(f"release {release_id} has no canary on its place", hint="see `llm-pipeline show` for its id")
+    wanted = run or (record.began_run if record else "")
+    return StepApproval(release_id=release_id, run=wanted, percent=percent, question="begin")
+
+
+def _why_late(asked: StepApproval, record: CanaryRecord | None) -> str:
+    if asked.answer == "timed out":
+        return f"nobody answered within {asked.deadline_seconds:.0f} s"
+    if asked.answer != "waiting":
+        return f"it was {asked.answer} by {asked.by}"
+    if record is None or asked.run not in runs_of(record):
+        return ""
+    if record.settled or record.phase is Phase.ROLLING_BACK:
+        return f"the canary is {record.phase.value}"
+    if asked.question == "begin" and asked.percent <= record.passed_percent:
+        return f"step {asked.percent:g} % has passed"
+    return ""
+
+
+class PauseReply(Frozen):
+    """What became of a request.
+
+    Attributes:
+        counted: Whether it changed anything.
+        message: For whoever asked.
+    """
+
+    counted: bool
+    message: str
+
+
+def pause(store: ArtifactStore, place: str, *, by: str, why: str = "") -> PauseReply:
+    """Pause the canary of a place: it keeps its split until it is resumed, and is still rolled back if it does harm.
+
+    Asked twice, it is done once: the deadline counts from the first time.
+
+    Raises:
+        ConfigError: Nothing is on trial there.
+        Conflict: Others change the place all the time; the same call is safe again.
+    """
+    reply = PauseReply(counted=False, message="")
+
+    def paused(state: PlaceState) -> PlaceState:
+        nonlocal reply
+        record, known = _on_trial(store, place, state), state.pause
+        if late := _too_late(record):
+            reply = late
+        elif known is not None and known.holds(record.began_at):
+            reply = _unchanged(f"{known.by} paused {_named(record)} at {utc(known.since)}")
+        else:
+            now, seconds = time.time(), record.policy.pause_deadline_seconds
+            asked = PauseRequest(attempt=record.began_at, by=by, why=why, since=now, deadline_seconds=seconds)
+            message = (
+                f"paused: {_named(record)} keeps its {record.share_percent:g} % of the traffic from its next look on; "
+                f"it is rolled back at {utc(now + seconds)} unless `llm-pipeline resume {place}` comes before"
+            )
+            reply = PauseReply(counted=True, message=message)
+            return state.model_copy(update={"pause": asked})
+        return state
+
+    state = edit_place(store, place, paused)
+    return (reply.counted and _too_late(_on_trial(store, place, state))) or reply  # it may have ended just now
+
+
+def resume(store: ArtifactStore, place: str, *, by: str) -> PauseReply:
+    """Let the paused canary of a place go on; what it was judged by meanwhile counts.
+
+    Raises:
+        ConfigError: Nothing is on trial there.
+        Conflict: Others change the place all the time; the same call is safe again.
+    """
+    reply = PauseReply(counted=False, message="")
+
+    def resumed(state: PlaceState) -> PlaceState:
+        nonlocal reply
+        record, known = _on_trial(store, place, state), state.pause
+        if late := _too_late(record):
+            reply = late
+        elif known is None or not known.holds(record.began_at):
+            reply = _unchanged(f"{_named(record)} is not paused")
+        elif known.over(time.time()):
+            reply = _late(f"nobody resumed {_named(record)} within {known.deadline_seconds:.0f} s")
+        else:
+            reply = PauseReply(counted=True, message=f"resumed: {_named(record)}")
+            return state.model_copy(update={"pause": known.model_copy(update={"resumed_by": by})})
+        return state
+
+    edit_place(store, place, resumed)
+    return reply
+
+
+def _on_trial(store: ArtifactStore, place: str, state: PlaceState) -> CanaryRecord:
+    record = read_canary_record(store, state.on_trial, place) if state.on_trial else None
+    if record is None:
+        raise ConfigError(f"nothing is on trial on {place}", hint="see `llm-pipeline status`")
+    return record
+
+
+def _named(record: CanaryRecord) -> str:
+    return f"the canary of {record.release_id} on {record.target}"
+
+
+def _too_late(record: CanaryRecord) -> PauseReply | None:
+    over = record.settled or record.phase is Phase.ROLLING_BACK
+    return _late(f"the canary of {record.release_id} is {record.phase.value}") if over else None
+
+
+def _late(why: str) -> PauseReply:
+    return PauseReply(counted=False, message=f"too late, nothing was changed: {why}")
+
+
+def _unchanged(why: str) -> PauseReply:
+    return PauseReply(counted=False, message=f"nothing was changed: {why}")
