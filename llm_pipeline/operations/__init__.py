@@ -16,7 +16,7 @@
 
 Only these modules and the canary's own controller write routes, slots and the documents of places: an import
 contract of `make lint` and `tests/operations/test_walls.py` say so. They act under the lease of the place
-(`served_place.acting`) and with a fencing token above all that were seen there (`token_of`): of two who act at the same moment
+(`served_place.acting`) and with a fencing token above all that were seen there (`token_of`): of two who act at once
 one is refused, and asking twice is safe. A rollback does not wait: it takes the lease over. A person's answer, a
 pause and a replacement move nothing by themselves: they are edits of the place's document, by compare-and-swap.
 """
