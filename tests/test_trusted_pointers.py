@@ -20,13 +20,12 @@ from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Judgement
 from llm_pipeline.canary.router import Patience
-from llm_pipeline.canary.slots import SlotControl
+from llm_pipeline.canary.slots import ServedPlace, SlotControl
 from llm_pipeline.cli import main
 from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.store import Signing
 from llm_pipeline.inspection.verification import verify_reference
 from llm_pipeline.operations.rollback import roll_back
-from llm_pipeline.operations.served_place import ServedPlace
 from llm_pipeline.operations.switching import start_production
 from llm_pipeline.release.execute import results_name, stage_record_name
 from llm_pipeline.release.record import release_record_name, trusted_record
@@ -136,7 +135,7 @@ class TestPointers:
         deployment = site.deployment.model_copy(update={"places": {TARGET: place}})
         site.point_previous_to(site.publish("checkpoint", "weights"))
         with pytest.raises(IntegrityError, match="is not served for"):
-            roll_back(ServedPlace(site.store, MODEL, TARGET, lambda: None, NO_SLOTS, Patience()), by="anna")
+            roll_back(ServedPlace(site.store, MODEL, TARGET, None, NO_SLOTS, Patience()), by="anna")
         site.roll_back()
         with pytest.raises(IntegrityError, match="is not served for"):
             start_production(site.store, deployment, TARGET)

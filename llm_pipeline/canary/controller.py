@@ -39,7 +39,6 @@ from llm_pipeline.canary.deciding import (
 from llm_pipeline.canary.evidence import Outcome, StepDecision
 from llm_pipeline.canary.moving import (
     NoWayBack,
-    Site,
     end_canary,
     give_back,
     stand_down,
@@ -68,7 +67,7 @@ from llm_pipeline.canary.router import (
     name_release,
     other_slot,
 )
-from llm_pipeline.canary.slots import ChecksAnswers, SlotControl, WarmUp
+from llm_pipeline.canary.slots import ChecksAnswers, ServedPlace, SlotControl, WarmUp
 from llm_pipeline.canary.timeline import format_step, step_in_numbers
 from llm_pipeline.canary.traffic import Traffic
 from llm_pipeline.serving.slot_fence import FencingToken
@@ -110,7 +109,7 @@ class CanaryController:
         self._router = router
         self._traffic = traffic
         self._slots = slots
-        self._site = Site(router, slots, plan.patience)
+        self._at = ServedPlace(journal.store, "", plan.target, router, slots, plan.patience)
         self._token = FencingToken(lease.epoch, lease.epoch)
         self._looked_at: float | None = None
         self._blind_since: float | None = None
@@ -151,7 +150,7 @@ class CanaryController:
         self._lease.confirm()
         self._end_older_release()
         record = self._journal.load() or first_attempt(self._plan, self._traffic.end())
-        self._token = token_of(self._lease, self._site, record)
+        self._token = token_of(self._lease, self._at, record)
         self._lease.confirm()  # the next holder reads an epoch at least as high, and goes above ours
         if is_over(record, self._plan, lambda: self._router.read()[0]):
             if record.phase is Phase.ROLLING_BACK:  # an earlier run left it half rolled back
@@ -191,7 +190,7 @@ class CanaryController:
             return
         log.warning("rolling back another release", release=other, phase=record.phase.value)
         reason = evidence.superseded(self._plan.release_id)
-        end_canary(journal, self._site, lease=self._lease, by=self._plan.driver, reason=reason)
+        end_canary(journal, self._at, lease=self._lease, by=self._plan.driver, reason=reason)
 
     def _check_order(self, record: CanaryRecord, percent: float) -> None:
         steps = self._policy.steps_percent
@@ -319,7 +318,6 @@ class CanaryController:
         if record.stable is None or not self._warm.answered:
             return record, seen
         try:
-            record = self._traffic.stood_in(record)
             baseline = self._traffic.baseline(record, self._policy)
         except Transient as error:
             log.warning("the source of metrics is down", reason=str(error))
@@ -357,11 +355,6 @@ class CanaryController:
             return record, replace(seen, decision=decision)
         decision = self._in_numbers(record, tests, decision)
         seen = replace(seen, decision=decision, differs=self._differs(record) if passes else None)
-        if decision.outcome is Outcome.ANOMALOUS:
-            candidate_waits = self._router.active_requests(record.candidate)
-            stable_waits = self._router.active_requests(other_slot(record.candidate))
-            if candidate_waits is not None and stable_waits is not None:
-                seen = replace(seen, waiting=(candidate_waits, stable_waits))
         return record, seen
 
     def _watched(self) -> float:
@@ -416,8 +409,6 @@ class CanaryController:
         stable = record.stable or other_slot(record.candidate)
         want = self._state(stable, 1.0, on_trial=False, standby=record.candidate)
         if want.standby is not None and state.standby != want.standby and want.same_traffic(state):
-            if record.stood_in is None:
-                record = self._save(record, stood_in=0, cursor=self._traffic.end())
             confirmed = wait_converged(self._router, self._router.write(want, revision), self._plan.patience.confirm)
             log.info("the candidate is stable's standby", slot=record.candidate, confirmed=confirmed)
         time.sleep(self._policy.look_seconds)
@@ -456,7 +447,7 @@ class CanaryController:
 
     def _roll_back(self, record: CanaryRecord) -> CanaryRecord:
         want = self._state(record.stable or record.candidate, 1.0, on_trial=False)
-        return give_back(record, want, self._site, token=self._token, by=self._plan.driver)
+        return give_back(record, want, self._at, token=self._token, by=self._plan.driver)
 
     def _state(self, slot: SlotName, share: float, *, on_trial: bool, standby: SlotName | None = None) -> RouteState:
         mine = round(share * ALL)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 
 from llm_pipeline.base.errors import Fenced, PipelineError, Transient
 from llm_pipeline.base.logging import get_logger
@@ -34,7 +33,7 @@ from llm_pipeline.canary.router import (
     all_to,
     other_slot,
 )
-from llm_pipeline.canary.slots import SlotControl
+from llm_pipeline.canary.slots import ServedPlace, SlotControl
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease
@@ -55,21 +54,6 @@ LEFT_ALONE = "the slot now serves another repository: that server was left runni
 
 _LEASES = 2**20
 """An epoch holds the number of its lease modulo this."""
-
-
-@dataclass(frozen=True)
-class Site:
-    """Where users are served: what a move of their traffic acts on.
-
-    Attributes:
-        router: The target's router, running or not; None where none ever ran.
-        slots: The target's slots.
-        patience: How long each part of a move is tried.
-    """
-
-    router: TrafficRouter | None
-    slots: SlotControl
-    patience: Patience
 
 
 def traffic_to(router: TrafficRouter, want: RouteState, patience: Patience) -> bool:
@@ -128,11 +112,13 @@ def _write_with_retries(router: TrafficRouter, want: RouteState, seconds: float)
         pause = min(2 * pause, _LARGEST_PAUSE_SECONDS)
 
 
-def retire(site: Site, slot: SlotName, repository: ArtifactRef, *, token: FencingToken, drain_seconds: float) -> str:
+def retire(
+    place: ServedPlace, slot: SlotName, repository: ArtifactRef, *, token: FencingToken, drain_seconds: float
+) -> str:
     """Let requests in flight at a slot end, then stop its server of this repository.
 
     Args:
-        site: The place's; its patience may say how long to wait instead.
+        place: The place's; its patience may say how long to wait instead.
         slot: Where the server is.
         repository: What it serves; a slot that serves something else by now is left alone.
         token: Shown to the slots.
@@ -144,21 +130,21 @@ def retire(site: Site, slot: SlotName, repository: ArtifactRef, *, token: Fencin
     Raises:
         Fenced: Somebody else took the slots over meanwhile; nothing was stopped.
     """
-    longest = drain_seconds if site.patience.drain is None else site.patience.drain
-    cut = _drain(site, slot, longest) if site.slots.alive(slot) else 0
+    longest = drain_seconds if place.patience.drain is None else place.patience.drain
+    cut = _drain(place, slot, longest) if place.slots.alive(slot) else 0
     words = f"{cut} requests still in flight were cut after {longest:g} s" if cut else ""
-    if not site.slots.stop(slot, repository, token):
+    if not place.slots.stop(slot, repository, token):
         words = LEFT_ALONE
     if words:
         log.warning(words, slot=slot, repository=str(repository))
     return words
 
 
-def _drain(site: Site, slot: SlotName, longest: float) -> int | None:
+def _drain(place: ServedPlace, slot: SlotName, longest: float) -> int | None:
     """Wait until no request is in flight; returns how many still are after so long, None if that is unknown."""
-    blind = longest if site.patience.blind_drain is None else site.patience.blind_drain
+    blind = longest if place.patience.blind_drain is None else place.patience.blind_drain
     began = told = time.monotonic()
-    while (left := _in_flight(site, slot)) != 0 and site.slots.alive(slot):
+    while (left := _in_flight(place, slot)) != 0 and place.slots.alive(slot):
         now = time.monotonic()
         if now - began >= (blind if left is None else longest):
             return left
@@ -169,10 +155,10 @@ def _drain(site: Site, slot: SlotName, longest: float) -> int | None:
     return 0
 
 
-def _in_flight(site: Site, slot: SlotName) -> int | None:
+def _in_flight(place: ServedPlace, slot: SlotName) -> int | None:
     """The router's count, or else the server's; None if neither counts."""
-    counted = site.router.active_requests(slot) if site.router is not None else None
-    return counted if counted is not None else site.slots.in_flight(slot)
+    counted = place.router.active_requests(slot) if place.router is not None else None
+    return counted if counted is not None else place.slots.in_flight(slot)
 
 
 class NoWayBack(Transient):
@@ -250,7 +236,7 @@ def standby_after(state: PlaceState, record: CanaryRecord) -> SlotName | None:
 
 def is_standby(record: CanaryRecord, router: TrafficRouter | None) -> bool:
     """Whether a canary's candidate stands by for production now; without a router that can be read it does not."""
-    if router is None or record.stood_in is None or record.settled:
+    if router is None or record.settled:
         return False
     try:
         return router.read()[0].standby == record.candidate
@@ -288,18 +274,18 @@ def epoch_above(lease: int, *seen: int) -> int:
     return (max(seen, default=0) // _LEASES + 1) * _LEASES + lease % _LEASES
 
 
-def token_of(lease: Lease, site: Site, record: CanaryRecord | None = None) -> FencingToken:
+def token_of(lease: Lease, place: ServedPlace, record: CanaryRecord | None = None) -> FencingToken:
     """A token for the holder of a place's lease, above what its router, its slots and a canary's record have seen."""
-    seen = [site.slots.newest().epoch, record.epoch if record is not None else 0]
-    if site.router is not None:
+    seen = [place.slots.newest().epoch, record.epoch if record is not None else 0]
+    if place.router is not None:
         with suppress(RouterUnavailable):
-            seen.append(site.router.read()[0].epoch)
+            seen.append(place.router.read()[0].epoch)
     return FencingToken(epoch_above(lease.epoch, *seen), lease.epoch)
 
 
 def end_canary(
     journal: CanaryJournal,
-    site: Site,
+    place: ServedPlace,
     *,
     lease: Lease,
     by: str,
@@ -310,7 +296,7 @@ def end_canary(
 
     Args:
         journal: The canary's.
-        site: The target's.
+        place: The target's.
         lease: The target's, which the caller holds.
         by: Who asks for it.
         reason: What the canary's judgement becomes; by default that somebody asked for it, if it was not judged.
@@ -323,7 +309,7 @@ def end_canary(
     record = journal.load()
     if record is None or _is_over(journal.store, record, even_promoted=even_promoted):
         return record
-    token = token_of(lease, site, record)
+    token = token_of(lease, place, record)
     lease.confirm()
     judgement = reason or (record.judgement if record.phase in _JUDGED else None)
     judgement = judgement or evidence.taken_back(record.phase.value, record.step_percent, by)
@@ -334,7 +320,7 @@ def end_canary(
         return journal.save(record.model_copy(update={"phase": Phase.ROLLED_BACK, "epoch": token.epoch}))
     record = journal.save(record.model_copy(update={"phase": Phase.ROLLING_BACK, "epoch": token.epoch}))
     want = all_to(record.stable or record.candidate, owner=f"rollback of {record.release_id}", epoch=token.epoch)
-    record = give_back(record, want, site, token=token, by=by)
+    record = give_back(record, want, place, token=token, by=by)
     return journal.save(record.model_copy(update={"phase": Phase.ROLLED_BACK}))
 
 
@@ -351,13 +337,15 @@ def _is_over(store: ArtifactStore, record: CanaryRecord, *, even_promoted: bool)
     return record.phase is Phase.ROLLED_BACK and record.traffic_confirmed is not False
 
 
-def give_back(record: CanaryRecord, want: RouteState, site: Site, *, token: FencingToken, by: str) -> CanaryRecord:
+def give_back(
+    record: CanaryRecord, want: RouteState, place: ServedPlace, *, token: FencingToken, by: str
+) -> CanaryRecord:
     """Have stable answer, send it all traffic, drain and stop the candidate; returns the record, not yet saved.
 
     Args:
         record: Of the canary; without a stable there is nothing to go back to, and the candidate is stopped.
         want: All traffic on stable.
-        site: The target's.
+        place: The target's.
         token: Shown to the slots.
         by: Who does it.
 
@@ -367,22 +355,24 @@ def give_back(record: CanaryRecord, want: RouteState, site: Site, *, token: Fenc
         Fenced: Somebody else took the target over.
     """
     confirmed = True
-    if record.stable is not None and site.router is not None:
-        confirmed = _to_stable(record, want, site, site.router, token)
+    if record.stable is not None and place.router is not None:
+        confirmed = _to_stable(record, want, place, place.router, token)
         record = record.model_copy(update={"intended": want, "applied": want if confirmed else None})
     words = (
         "all traffic is on stable" if confirmed else "all traffic was sent to stable, but the router did not confirm it"
     )
     seconds = record.policy.drain_seconds
-    retired = retire(site, record.candidate, record.repository, token=token, drain_seconds=seconds)
+    retired = retire(place, record.candidate, record.repository, token=token, drain_seconds=seconds)
     words = "; ".join(filter(None, (words, retired)))
     record = record.with_event(EventKind.ROLLED_BACK, words, by=by, percent=0.0)
     return record.model_copy(update={"traffic_confirmed": confirmed})
 
 
-def _to_stable(record: CanaryRecord, want: RouteState, site: Site, router: TrafficRouter, token: FencingToken) -> bool:
+def _to_stable(
+    record: CanaryRecord, want: RouteState, place: ServedPlace, router: TrafficRouter, token: FencingToken
+) -> bool:
     """Returns whether the router confirmed it."""
-    slots, patience, stable = site.slots, site.patience, other_slot(record.candidate)
+    slots, patience, stable = place.slots, place.patience, other_slot(record.candidate)
     if is_standby(record, router):  # a rolled-back version must not stand by; users of stable are not moved
         traffic_to(router, want, patience)
     try:

@@ -57,7 +57,6 @@ class EventKind(StrEnum):
     ROLLING_BACK = "rolling back"
     ROLLED_BACK = "rolled back"
     REVIVED = "router revived"
-    STOOD_IN = "stood in"
 
 
 class CanaryEvent(Frozen):
@@ -165,8 +164,6 @@ class CanaryRecord(Frozen):
         began_cursor: Where in the access log the canary begins.
         cursor: How far the access log is analysed; written together with the analysis, so nothing counts twice.
         in_flight: Requests of the step that had not ended there; written with it.
-        stood_in: Requests before the first step that stable failed and the candidate answered, where the router logs
-            them; None before the candidate stood by.
         metrics_cursor: How far a source of counts was read, where there is no log; None when a step has just begun.
         intended: What the router is about to be told; recorded before it is told.
         applied: What the router confirmed last.
@@ -200,7 +197,6 @@ class CanaryRecord(Frozen):
     began_cursor: LogCursor = LogCursor()
     cursor: LogCursor = LogCursor()
     in_flight: dict[str, Hanging] = Field(default_factory=dict)
-    stood_in: int | None = None
     metrics_cursor: MetricsCursor | None = None
     intended: RouteState | None = None
     applied: RouteState | None = None

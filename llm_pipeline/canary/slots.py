@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -12,7 +13,7 @@ from llm_pipeline.artifacts.golden import GoldenPrompt, read_golden
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef, Frozen
-from llm_pipeline.canary.router import SlotName
+from llm_pipeline.canary.router import Patience, SlotName, TrafficRouter
 from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.release import Drill
@@ -117,6 +118,25 @@ class ChecksAnswers(Protocol):
 
     def differs(self, slot: SlotName, repository: ArtifactRef) -> str | None:
         """Why the slot's server does not give this release's golden answers; None if it does."""
+
+
+@dataclass(frozen=True)
+class ServedPlace:
+    """Where a model is served on a target: what every act there is made with.
+
+    Attributes:
+        model_id: The model that is acted for; empty where it does not matter which one serves.
+        router: The target's router, running or not; None where none ever ran.
+        slots: The target's slots.
+        patience: How long each part of a move is tried.
+    """
+
+    store: ArtifactStore
+    model_id: str
+    target: str
+    router: TrafficRouter | None
+    slots: SlotControl
+    patience: Patience
 
 
 def slot_servers(place: TargetPlace) -> dict[SlotName, SlotServer]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -158,15 +157,11 @@ class StepArms:
 
     Attributes:
         slot: The candidate's slot.
-        candidate_reasons: Its answers by finish reason; empty where the router cannot read them.
-        stable_reasons: The same of stable.
     """
 
     slot: SlotName
     candidate: ArmPoint
     stable: ArmPoint
-    candidate_reasons: Mapping[str, int]
-    stable_reasons: Mapping[str, int]
 
     @classmethod
     def of(cls, requests: Iterable[ObservedRequest], slot: SlotName, since: float) -> Self:
@@ -174,7 +169,7 @@ class StepArms:
         current = [request for request in requests if request.started_at >= since]
         mine = [request for request in current if request.arm == slot]
         theirs = [request for request in current if request.arm != slot]
-        return cls(slot, arm_point(mine), arm_point(theirs), _finish_reasons(mine), _finish_reasons(theirs))
+        return cls(slot, arm_point(mine), arm_point(theirs))
 
 
 def step_in_numbers(step: StepState, arms: StepArms) -> str:
@@ -231,19 +226,7 @@ def _arm_rows(step: StepState, arms: StepArms) -> list[tuple[str, ...]]:
     if any(point.per_token_p50 is not None for point in points):
         rows.append(("per token p50 / p95, ms", *(_pair(point.per_token_p50, point.per_token_p95) for point in points)))
     rows.append(("last byte p50 / p95, ms", *(_pair(point.end_to_end_p50, point.end_to_end_p95) for point in points)))
-    if arms.candidate_reasons or arms.stable_reasons:
-        rows.append(("finish reasons", *map(_reasons, (arms.candidate_reasons, arms.stable_reasons))))
     return rows
-
-
-def _finish_reasons(requests: Iterable[ObservedRequest]) -> dict[str, int]:
-    """The three that are most frequent, of answers that the router could read."""
-    seen = Counter(request.finish_reason or "none" for request in requests if request.truncated is not None)
-    return dict(seen.most_common(3))
-
-
-def _reasons(counted: Mapping[str, int]) -> str:
-    return ", ".join(f"{reason} {count}" for reason, count in counted.items()) or _NOTHING
 
 
 def _split_line(step: StepState) -> str:

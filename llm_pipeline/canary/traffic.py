@@ -70,13 +70,6 @@ class Traffic(Protocol):
             Transient: The source is down.
         """
 
-    def stood_in(self, record: CanaryRecord) -> CanaryRecord:
-        """The record of a candidate that stands by, with what it has answered for stable since the last call.
-
-        Raises:
-            Transient: The source is down.
-        """
-
     def step_begins(self, record: CanaryRecord) -> CanaryRecord:
         """The record, when new weights are in force."""
 
@@ -118,15 +111,6 @@ class LoggedTraffic:
         mine = [request for request in recent if request.arm == record.stable and not request.on_trial]
         return [request for request in mine if request.server in (None, record.stable)]
 
-    def stood_in(self, record: CanaryRecord) -> CanaryRecord:
-        """The record, with requests that stable failed and the candidate answered, from the log since the last call."""
-        if record.stood_in is None:
-            return record
-        requests, cursor = self._log.read(record.cursor, MOST_BYTES_A_LOOK)
-        mine = [one for one in requests if one.arm == record.stable and one.server == record.candidate]
-        answered = sum(not (one.on_trial or one.lost or one.cancelled or one.in_flight) for one in mine)
-        return record.model_copy(update={"cursor": cursor, "stood_in": record.stood_in + answered})
-
     def step_begins(self, record: CanaryRecord) -> CanaryRecord:
         """The record, reading the log from here: after a clock was set back, older requests could seem to be newer."""
         return record.model_copy(update={"cursor": self._log.end(), "in_flight": {}})
@@ -164,10 +148,6 @@ class CountedTraffic:
         stable = arms.get(record.stable, ArmWindow()) if record.stable else ArmWindow()
         counted = record.model_copy(update={"metrics_cursor": since})
         return Baseline(thresholds_from_counts(stable, policy), stable.requests, counted)
-
-    def stood_in(self, record: CanaryRecord) -> CanaryRecord:
-        """The record as it is: counts do not show which server answered."""
-        return record
 
     def step_begins(self, record: CanaryRecord) -> CanaryRecord:
         """The record, counting again: what was counted before belongs to other weights."""

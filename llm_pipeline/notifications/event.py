@@ -81,7 +81,6 @@ _CANARY: Mapping[EventKind, Severity] = {
     EventKind.ROLLING_BACK: "critical",
     EventKind.ROLLED_BACK: "critical",
     EventKind.REVIVED: "warning",
-    EventKind.STOOD_IN: "warning",
 }
 """What is more than `info`."""
 

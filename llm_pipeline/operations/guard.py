@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -23,8 +23,7 @@ from llm_pipeline.base.errors import Transient, Unsupported, as_pipeline_error, 
 from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary import evidence
-from llm_pipeline.canary.moving import Site, end_canary
-from llm_pipeline.canary.openai_slots import slots_of
+from llm_pipeline.canary.moving import end_canary
 from llm_pipeline.canary.people import runs_of
 from llm_pipeline.canary.record import (
     LEASE_SECONDS,
@@ -35,10 +34,11 @@ from llm_pipeline.canary.record import (
     lease_name,
     take_over,
 )
-from llm_pipeline.canary.router import Patience, access_log_of
+from llm_pipeline.canary.router import access_log_of
+from llm_pipeline.canary.slots import ServedPlace
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.operations.rollback import carry_on
-from llm_pipeline.operations.served_place import ServedPlace, record_heartbeat, router_here
+from llm_pipeline.operations.served_place import place_as_it_is, record_heartbeat
 from llm_pipeline.operations.upkeep import Done, Send, Start, Stop, keep
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost, LeaseState, lease_of
@@ -153,15 +153,14 @@ def failed(target: str, error: Exception) -> GuardAction:
 
 
 @dataclass(frozen=True)
-class GuardedSite(Site):
-    """One target, with what the guard needs of it.
+class Guard:
+    """The guard of one place, whichever model serves there.
 
     Attributes:
         watch_seconds: A lease that nobody renews for so long is nobody's.
     """
 
-    store: ArtifactStore
-    target: str
+    place: ServedPlace
     watch_seconds: float = LEASE_SECONDS
 
     def guard(self, now: HostTime) -> list[GuardAction]:
@@ -174,7 +173,7 @@ class GuardedSite(Site):
         try:
             return act(now)
         except Exception as error:  # noqa: BLE001 - what else there is to be looked after is, all the same
-            return [failed(self.target, error)]
+            return [failed(self.place.target, error)]
 
     def guard_canary(self, now: HostTime) -> list[GuardAction]:
         """Roll the target's canary back if it has no controller and may not wait any longer.
@@ -182,36 +181,36 @@ class GuardedSite(Site):
         Raises:
             PipelineError: It could not be rolled back; the next pass tries again.
         """
-        release_id = read_place(self.store, self.target).on_trial
-        record = CanaryJournal(self.store, release_id, self.target).load() if release_id else None
+        release_id = read_place(self.place.store, self.place.target).on_trial
+        record = CanaryJournal(self.place.store, release_id, self.place.target).load() if release_id else None
         if record is None or record.settled:
-            if self.router is not None or not release_id:
-                record_heartbeat(self.store, self.target, Heartbeat(at=now.wall))
+            if self.place.router is not None or not release_id:
+                record_heartbeat(self.place.store, self.place.target, Heartbeat(at=now.wall))
             return []
-        if self.router is None and record.intended is not None:
+        if self.place.router is None and record.intended is not None:
             return []  # its router is on another host, and nobody may rely on this guard
         approval = self._approval(record)
         said = f"{approval.answer} {approval.answered_at}" if approval is not None else ""
-        silent = silent_seconds(self.store, record, said, now)
+        silent = silent_seconds(self.place.store, record, said, now)
         must, why = self._must_end(record, approval, silent, now)
-        if not must or is_driven(self.store, self.target, seconds=self.watch_seconds):
+        if not must or is_driven(self.place.store, self.place.target, seconds=self.watch_seconds):
             return []
         return self._end(record, why)
 
     def _end(self, record: CanaryRecord, why: str) -> list[GuardAction]:
         """Take the lease, look again and roll back."""
-        journal = CanaryJournal(self.store, record.release_id, self.target)
+        journal = CanaryJournal(self.place.store, record.release_id, self.place.target)
         try:
-            take_over(self.store, self.target)
-            with Lease(self.store, lease_name(self.target), seconds=LEASE_SECONDS) as held:
+            take_over(self.place.store, self.place.target)
+            with Lease(self.place.store, lease_name(self.place.target), seconds=LEASE_SECONDS) as held:
                 if journal.load() != record:
                     return []  # somebody adopted it at this very moment
                 log.warning("rolling back an unwatched canary", release=record.release_id, why=why)
                 reason = evidence.unwatched(why, record.share_percent)
-                end_canary(journal, self, lease=held, by=GUARD, reason=reason)
+                end_canary(journal, self.place, lease=held, by=GUARD, reason=reason)
         except (Conflict, LeaseHeld, LeaseLost):
             return []
-        return [GuardAction(self.target, record.release_id, "rolled back", why)]
+        return [GuardAction(self.place.target, record.release_id, "rolled back", why)]
 
     def _must_end(
         self, record: CanaryRecord, approval: StepApproval | None, silent: float, now: HostTime
@@ -219,7 +218,7 @@ class GuardedSite(Site):
         must, why = overdue(record, approval, silent_seconds=silent, now=now.wall)
         if must or record.share_percent == 0:
             return must, why
-        if not self.slots.alive(record.candidate):
+        if not self.place.slots.alive(record.candidate):
             return True, f"the candidate's server ended while it was {record.phase}"
         if self._fails_in_a_row(record, now.wall):
             return True, f"the candidate fails request after request while it is {record.phase}"
@@ -227,10 +226,10 @@ class GuardedSite(Site):
 
     def _fails_in_a_row(self, record: CanaryRecord, now: float) -> bool:
         """Whether the candidate's last requests all failed; False for a router without a log of requests."""
-        if self.router is None:
+        if self.place.router is None:
             return False
         try:
-            recent = access_log_of(self.router).recent(max(record.step_began_at, now - RECENT_SECONDS))
+            recent = access_log_of(self.place.router).recent(max(record.step_began_at, now - RECENT_SECONDS))
         except Unsupported:
             return False
         mine = sorted((one for one in recent if one.arm == record.candidate), key=lambda one: one.started_at)
@@ -239,7 +238,7 @@ class GuardedSite(Site):
 
     def _approval(self, record: CanaryRecord) -> StepApproval | None:
         """The question that the canary waits for; by its pause, or else the next one that was asked or answered."""
-        known = read_place(self.store, self.target).approvals
+        known = read_place(self.place.store, self.place.target).approvals
         mine = [one for one in known if one.release_id == record.release_id and one.run in runs_of(record)]
         if record.pause is not None:
             return next((one for one in mine if one.percent == record.pause.percent), None)
@@ -248,50 +247,47 @@ class GuardedSite(Site):
 
     def _revive(self, _: HostTime) -> list[GuardAction]:
         """The router, if it has ended."""
-        done = self.router.revive() if self.router is not None else None
-        return [GuardAction(self.target, "-", "started", done)] if done else []
+        done = self.place.router.revive() if self.place.router is not None else None
+        return [GuardAction(self.place.target, "-", "started", done)] if done else []
 
     def _keep_log(self, _: HostTime) -> list[GuardAction]:
         """Rotate the router's log: between canaries nothing else reads it, and it keeps growing."""
-        if self.router is not None:
+        if self.place.router is not None:
             with contextlib.suppress(Unsupported):
-                access_log_of(self.router).keep()
+                access_log_of(self.place.router).keep()
         return []
 
-    @property
-    def _place(self) -> ServedPlace:
-        model_id = read_place(self.store, self.target).model_id
-        return ServedPlace(self.store, model_id, self.target, lambda: self.router, self.slots, self.patience)
+    def _as_its_holder(self) -> ServedPlace:
+        return replace(self.place, model_id=read_place(self.place.store, self.place.target).model_id)
 
     def _carry_on(self, _: HostTime) -> list[GuardAction]:
         """Complete a rollback whose process has ended."""
-        done = carry_on(self._place)
+        done = carry_on(self._as_its_holder())
         if done is None:
             return []
         detail = f"{done.by} requested it, and it had not been carried out: {done.to} serves"
-        return [GuardAction(self.target, done.left, "rolled back", detail)]
+        return [GuardAction(self.place.target, done.left, "rolled back", detail)]
 
     def _keep(self, now: HostTime) -> list[GuardAction]:
         """What was not on trial: what has ended, what was not settled, and what need not stay warm any more."""
-        done = keep(self._place, datetime.fromtimestamp(now.wall, UTC))
+        done = keep(self._as_its_holder(), datetime.fromtimestamp(now.wall, UTC))
         return [action for one in done if (action := self._told(one)) is not None]
 
     def _told(self, done: Done) -> GuardAction | None:
+        target = self.place.target
         if done.error is not None:
-            return failed(self.target, done.error)
+            return failed(target, done.error)
         match done.action:
             case Start(pointer):
-                return GuardAction(
-                    self.target, pointer.release_id, "started", f"its server in {pointer.slot} had ended"
-                )
+                return GuardAction(target, pointer.release_id, "started", f"its server in {pointer.slot} had ended")
             case Send(settles=True):
-                release_id = read_place(self.store, self.target).on_trial
-                return GuardAction(self.target, release_id, "settled", "it is in production and has all traffic now")
+                release_id = read_place(self.place.store, target).on_trial
+                return GuardAction(target, release_id, "settled", "it is in production and has all traffic now")
             case Send():
                 return None
             case Stop(pointer):
                 detail = f"its rollback window is over; slot {pointer.slot} is free"
-                return GuardAction(self.target, pointer.release_id, "stopped previous", detail)
+                return GuardAction(target, pointer.release_id, "stopped previous", detail)
 
 
 def guard_once(store: ArtifactStore, deployment: Deployment) -> list[GuardAction]:
@@ -302,17 +298,11 @@ def guard_once(store: ArtifactStore, deployment: Deployment) -> list[GuardAction
         deployment: Its places are guarded, whose servers must be on this host.
     """
     now, actions = HostTime.now(), list[GuardAction]()
-    for target, place in deployment.places.items():
+    for target in deployment.places:
         try:
-            site = GuardedSite(
-                store=store,
-                target=target,
-                router=router_here(deployment, target),
-                slots=slots_of(store, deployment, target),
-                patience=Patience.with_router(place.router),
-            )
+            guard = Guard(place_as_it_is(store, deployment, "", target))
         except Exception as error:  # noqa: BLE001 - the other targets are guarded
             actions.append(failed(target, error))
         else:
-            actions += site.guard(now)
+            actions += guard.guard(now)
     return actions

@@ -30,7 +30,6 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.canary import evidence
 from llm_pipeline.canary.moving import (
-    Site,
     end_canary,
     epoch_above,
     have_answering,
@@ -50,19 +49,16 @@ from llm_pipeline.canary.record import (
     take_over,
 )
 from llm_pipeline.canary.router import (
-    Patience,
     RouterUnavailable,
     SlotName,
-    TrafficRouter,
     all_to,
     name_release,
     other_slot,
 )
-from llm_pipeline.canary.slots import SlotControl
+from llm_pipeline.canary.slots import ServedPlace
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.operations.served_place import (
-    ServedPlace,
     despite_others,
     free_slot,
     is_guarded,
@@ -240,7 +236,7 @@ class _RollBack:
         unused = trial is None or not trial.candidate_started  # the other slot; a canary there found the traffic moved
         if trial is not None and (trial.release_id, trial.began_at) == (found.left, found.began_at):
             journal = CanaryJournal(self._store, trial.release_id, self._target)
-            end_canary(journal, self._place.site, lease=self._lease, by=self._by, even_promoted=True)
+            end_canary(journal, self._place, lease=self._lease, by=self._by, even_promoted=True)
         elif production is not None and found.began_at is None and production.release_id == found.to and unused:
             self._bring_back(production, found)
         self._edit(lambda state: state.model_copy(update={"way_back": found.model_copy(update={"done": True})}))
@@ -286,7 +282,7 @@ class _RollBack:
         if router is None:
             raise RouterUnavailable("production cannot be rolled back from here", where=self._target)
         require_served(self._store, self._place.model_id, self._target, production)
-        token, warm = token_of(self._lease, self._place.site), slots.alive(slot)
+        token, warm = token_of(self._lease, self._place), slots.alive(slot)
         slots.replace(slot, production.repository, token)
         name_release(router, slot, production.release_id)
         warm &= not have_answering(slots, slot, production.repository, token, seconds=self._place.patience.prove)
@@ -306,7 +302,7 @@ class _RollBack:
         journal = CanaryJournal(self._store, found.left, self._target)
         record = journal.load()
         seconds = (record.policy if record else CanaryPolicy()).drain_seconds
-        cut = retire(self._place.site, slot, found.repository, token=token, drain_seconds=seconds)
+        cut = retire(self._place, slot, found.repository, token=token, drain_seconds=seconds)
         if record is None or record.phase is not Phase.PROMOTED:
             return
         judgement = evidence.taken_back("in production", 100.0, self._by)
@@ -340,27 +336,14 @@ class _RollBack:
         edit_place(self._store, self._target, confirmed)
 
 
-def ensure_rolled_back(
-    store: ArtifactStore,
-    release_id: str,
-    target: str,
-    *,
-    router: TrafficRouter | None,
-    slots: SlotControl,
-    patience: Patience,
-    leave_paused: bool = False,
-) -> CanaryRecord | None:
+def ensure_rolled_back(place: ServedPlace, release_id: str, *, leave_paused: bool = False) -> CanaryRecord | None:
     """End a release's canary with all traffic on stable, unless it was promoted or rolled back already.
 
     Whoever drives the canary at this moment is fenced off first: its lease, its record and its router writes.
 
     Args:
-        store: Where the canary's record is.
+        place: Where, with its router as it is.
         release_id: The release on trial.
-        target: The target's name.
-        router: The target's router, running or not; None where none ever ran.
-        slots: The target's slots.
-        patience: How long each part is tried.
         leave_paused: A canary that waits for a person is left to wait, if a guard is there to watch its deadline.
 
     Returns:
@@ -370,7 +353,8 @@ def ensure_rolled_back(
         RouterUnavailable: The routes could not be written for as long as `patience` allows.
         Transient: The store could not record it; the same call is safe again.
     """
-    journal, site = CanaryJournal(store, release_id, target), Site(router, slots, patience)
+    store, target = place.store, place.target
+    journal = CanaryJournal(store, release_id, target)
 
     def attempt() -> CanaryRecord | None:
         record = journal.load()
@@ -388,13 +372,13 @@ def ensure_rolled_back(
             )
         take_over(store, target)
         with Lease(store, lease_name(target), seconds=LEASE_SECONDS) as lease:
-            return end_canary(journal, site, lease=lease, by="the end of its run")
+            return end_canary(journal, place, lease=lease, by="the end of its run")
 
     def let_others_finish() -> None:
         def over() -> bool:
             found = journal.load()
             return found is None or found.phase is not Phase.ROLLING_BACK
 
-        wait_until(over, patience.confirm + _OTHERS_SECONDS)
+        wait_until(over, place.patience.confirm + _OTHERS_SECONDS)
 
     return despite_others(attempt, let_others_finish)

@@ -6,15 +6,13 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from llm_pipeline.base.errors import ConfigError, Fenced, PipelineError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.quantities import duration
-from llm_pipeline.canary.moving import Site
 from llm_pipeline.canary.openai_slots import slots_of
 from llm_pipeline.canary.record import (
     LEASE_SECONDS,
@@ -33,7 +31,7 @@ from llm_pipeline.canary.router import (
     other_slot,
     router_as_it_is,
 )
-from llm_pipeline.canary.slots import SlotControl, slot_servers
+from llm_pipeline.canary.slots import ServedPlace, slot_servers
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
@@ -134,36 +132,11 @@ def is_guarded(store: ArtifactStore, target: str) -> bool:
     return is_recent(last_heard(store, target))
 
 
-@dataclass(frozen=True)
-class ServedPlace:
-    """Where a model is served on a target.
-
-    Attributes:
-        find_router: Finds the target's router, or starts it; it says None where none ever ran.
-        patience: How long each part of a rollback is tried.
-    """
-
-    store: ArtifactStore
-    model_id: str
-    target: str
-    find_router: Callable[[], TrafficRouter | None]
-    slots: SlotControl
-    patience: Patience
-
-    @cached_property
-    def router(self) -> TrafficRouter | None:
-        """The router, found when it is needed first."""
-        return self.find_router()
-
-    @property
-    def site(self) -> Site:
-        """What a move of traffic there acts on."""
-        return Site(self.router, self.slots, self.patience)
-
-
 def place_as_it_is(store: ArtifactStore, deployment: Deployment, model_id: str, target: str) -> ServedPlace:
     """A deployment's place with its router as it is, running or not: nothing is started by looking for it."""
-    return _place(store, deployment, model_id, target, lambda: router_here(deployment, target))
+    patience = Patience.with_router(deployment.places[target].router)
+    slots = slots_of(store, deployment, target)
+    return ServedPlace(store, model_id, target, router_here(deployment, target), slots, patience)
 
 
 def place_with_router(store: ArtifactStore, deployment: Deployment, model_id: str, target: str) -> ServedPlace:
@@ -171,28 +144,14 @@ def place_with_router(store: ArtifactStore, deployment: Deployment, model_id: st
 
     Without production none ever ran; one that cannot be started takes its routes up when it comes back.
     """
-
-    def started() -> TrafficRouter | None:
-        production = read_place(store, target).production
-        if production is not None:
-            try:
-                return start_router(deployment, target, production.slot)
-            except PipelineError as error:
-                log.warning("the router cannot be started", reason=str(error))
-        return router_here(deployment, target)
-
-    return _place(store, deployment, model_id, target, started)
-
-
-def _place(
-    store: ArtifactStore,
-    deployment: Deployment,
-    model_id: str,
-    target: str,
-    find_router: Callable[[], TrafficRouter | None],
-) -> ServedPlace:
-    patience = Patience.with_router(deployment.places[target].router)
-    return ServedPlace(store, model_id, target, find_router, slots_of(store, deployment, target), patience)
+    place = place_as_it_is(store, deployment, model_id, target)
+    production = read_place(store, target).of(model_id).production
+    if production is not None:
+        try:
+            return replace(place, router=start_router(deployment, target, production.slot))
+        except PipelineError as error:
+            log.warning("the router cannot be started", reason=str(error))
+    return place
 
 
 def router_here(deployment: Deployment, target: str) -> TrafficRouter | None:

@@ -19,7 +19,7 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.canary.evidence import all_ended
-from llm_pipeline.canary.moving import LEFT_ALONE, Site, end_canary, have_answering, retire, token_of, traffic_to
+from llm_pipeline.canary.moving import LEFT_ALONE, end_canary, have_answering, retire, token_of, traffic_to
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, latest_canary
 from llm_pipeline.canary.router import (
     ALL,
@@ -31,12 +31,11 @@ from llm_pipeline.canary.router import (
     all_to,
     name_release,
 )
-from llm_pipeline.canary.slots import slot_servers, slot_state
+from llm_pipeline.canary.slots import ServedPlace, slot_servers, slot_state
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.server_place import ServerPorts
 from llm_pipeline.operations.rollback import roll_back_at
 from llm_pipeline.operations.served_place import (
-    ServedPlace,
     acting,
     despite_others,
     is_moving,
@@ -92,16 +91,17 @@ def start(place: ServedPlace, opened: Callable[[Pointer], TrafficRouter]) -> Ser
             raise ConfigError(f"nothing is in production at {target}", hint="`llm-pipeline run` releases a model")
         pointer = serving.pointer
         require_served(store, serving.model_id, target, pointer)
-        token = token_of(lease, place.site)
+        token = token_of(lease, place)
         have_answering(place.slots, pointer.slot, pointer.repository, token, seconds=place.patience.prove)
         router = opened(pointer)
         name_release(router, pointer.slot, pointer.release_id)
         record = latest_canary(store, target)
         lost = record is not None and record.candidate_started and not place.slots.alive(record.candidate)
         if record is not None and not record.settled and lost:
-            site = Site(router, place.slots, place.patience)
             journal = CanaryJournal(store, record.release_id, target)
-            end_canary(journal, site, lease=lease, by="start", reason=all_ended(record.step_percent))
+            end_canary(
+                journal, replace(place, router=router), lease=lease, by="start", reason=all_ended(record.step_percent)
+            )
             return serving
         if record is not None and record.phase is Phase.PROMOTED and is_moving(record, pointer) and lost:
             place.slots.ensure(record.candidate, record.repository, token)  # it has users, and is about to be settled
@@ -155,12 +155,12 @@ def stop(
         drain_seconds: Longest wait for requests in flight.
     """
     with acting(place.store, place.target) as lease:
-        token = token_of(lease, place.site)
+        token = token_of(lease, place)
         stopped = list(_close(place.router, drain_seconds))
+        quick = replace(place, patience=Patience(drain=drain_seconds))
         for slot, repository in {**_wanted(place), **running()}.items():
             was_running = place.slots.alive(slot)
-            site = replace(place.site, patience=Patience(drain=drain_seconds))
-            words = retire(site, slot, repository, token=token, drain_seconds=drain_seconds)
+            words = retire(quick, slot, repository, token=token, drain_seconds=drain_seconds)
             if was_running and words != LEFT_ALONE:
                 stopped.append(f"the server in {slot}")
         return stopped

@@ -18,8 +18,9 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary.moving import have_answering, retire, token_of, traffic_to
 from llm_pipeline.canary.record import CanaryRecord, latest_canary
 from llm_pipeline.canary.router import ALL, Patience, RouterUnavailable, RouteState, SlotName, TrafficRouter, all_to
+from llm_pipeline.canary.slots import ServedPlace
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.operations.served_place import ServedPlace, acting
+from llm_pipeline.operations.served_place import acting
 from llm_pipeline.release.trusted_pointers import require_served
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.artifact_store import ArtifactStore
@@ -131,7 +132,7 @@ def keep(place: ServedPlace, now: datetime) -> list[Done]:
         return []
     try:
         with acting(place.store, place.target) as lease:
-            token = token_of(lease, place.site)
+            token = token_of(lease, place)
             done: list[Done] = []
             for action in _wanted(place, now):
                 moved = all(one.error is None for one in done if isinstance(one.action, Send))
@@ -203,7 +204,7 @@ def _attempt(place: ServedPlace, action: Action, token: FencingToken) -> Done:
             case Stop(pointer):
                 record = latest_canary(place.store, place.target)
                 seconds = (record.policy if record else CanaryPolicy()).drain_seconds
-                retire(place.site, pointer.slot, pointer.repository, token=token, drain_seconds=seconds)
+                retire(place, pointer.slot, pointer.repository, token=token, drain_seconds=seconds)
     except PipelineError as error:
         return Done(action, error)
     return Done(action)

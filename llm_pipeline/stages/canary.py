@@ -23,7 +23,7 @@ from llm_pipeline.canary.record import (
     read_canary_record,
 )
 from llm_pipeline.canary.router import CountsAttempts, Patience, TrafficRouter, access_log_of, name_release
-from llm_pipeline.canary.slots import RECOGNISED, SlotControl, slot_endpoint
+from llm_pipeline.canary.slots import RECOGNISED, ServedPlace, SlotControl, slot_endpoint
 from llm_pipeline.canary.timeline import write_timeline
 from llm_pipeline.canary.traffic import CountedTraffic, LoggedTraffic, Traffic
 from llm_pipeline.config.deployment import TargetPlace
@@ -33,7 +33,6 @@ from llm_pipeline.config.release import Drill
 from llm_pipeline.config.router_place import RouterModel
 from llm_pipeline.config.workload import Workload, longest
 from llm_pipeline.operations.decisions import require_production_approved
-from llm_pipeline.operations.served_place import ServedPlace
 from llm_pipeline.operations.switching import start
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
 from llm_pipeline.release.datasets import PROMPTS_DATASET
@@ -115,7 +114,7 @@ def _start(context: StageContext[CanaryConfig], router: TrafficRouter, slots: Sl
     """What is released serves already: have it answer."""
     config = context.config
     patience = Patience.with_router(config.place.router)
-    start(ServedPlace(context.store, config.model_id, config.target, lambda: router, slots, patience), lambda _: router)
+    start(ServedPlace(context.store, config.model_id, config.target, router, slots, patience), lambda _: router)
 
 
 def _judge(

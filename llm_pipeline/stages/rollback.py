@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from llm_pipeline.base.records import ArtifactRef, Metric
 from llm_pipeline.canary.record import Phase
 from llm_pipeline.canary.router import Patience, router_as_it_is
-from llm_pipeline.canary.slots import slot_servers
+from llm_pipeline.canary.slots import ServedPlace, slot_servers
 from llm_pipeline.operations.rollback import ensure_rolled_back
 from llm_pipeline.release.contract import Stage, StageContext, StageOutput
 from llm_pipeline.stages.place_config import SlotsConfig, place_of
@@ -32,15 +32,10 @@ class RollbackConfig(SlotsConfig):
 def run(context: StageContext[RollbackConfig]) -> StageOutput:
     """Roll an unfinished canary back; say what was found."""
     config, started = context.config, time.monotonic()
-    record = ensure_rolled_back(
-        context.store,
-        context.request.release_id,
-        config.target,
-        router=router_as_it_is(config.place.router, slot_servers(config.place), config.router_state),
-        slots=config.slots(context.store),
-        patience=Patience.with_router(config.place.router),
-        leave_paused=config.leave_paused,
-    )
+    router = router_as_it_is(config.place.router, slot_servers(config.place), config.router_state)
+    slots, patience = config.slots(context.store), Patience.with_router(config.place.router)
+    place = ServedPlace(context.store, config.model_id, config.target, router, slots, patience)
+    record = ensure_rolled_back(place, context.request.release_id, leave_paused=config.leave_paused)
     seconds = time.monotonic() - started
     metrics: dict[str, Metric] = {"phase": record.phase.value if record else "never began"}
     if record is not None and record.phase is Phase.ROLLED_BACK:

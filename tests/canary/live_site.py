@@ -22,6 +22,7 @@ from llm_pipeline.canary.access_log import AccessLog
 from llm_pipeline.canary.controller import CanaryController
 from llm_pipeline.canary.record import CanaryJournal, CanaryPlan, CanaryRecord, Phase, lease_name, read_canary_record
 from llm_pipeline.canary.router import ALL, Patience, SlotName, TrafficRouter, all_to, other_slot
+from llm_pipeline.canary.slots import ServedPlace
 from llm_pipeline.canary.traffic import LoggedTraffic, Traffic
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.operations.rollback import ensure_rolled_back
@@ -166,14 +167,11 @@ class Trial:
         assert self.events[-2:] == ["rolling back", "rolled back"]
 
     def roll_back(self) -> CanaryRecord | None:
-        return ensure_rolled_back(
-            self.site.store,
-            self.release_id,
-            "cpu",
-            router=self.site.router,
-            slots=self.site.control,
-            patience=SHORT,
-        )
+        return ensure_rolled_back(self.at, self.release_id)
+
+    @property
+    def at(self) -> ServedPlace:
+        return ServedPlace(self.site.store, "", "cpu", self.site.router, self.site.control, SHORT)
 
     @property
     def record(self) -> CanaryRecord:

@@ -32,7 +32,7 @@ from llm_pipeline.canary.record import (
     take_over,
 )
 from llm_pipeline.canary.router import ALL, Patience, RouterConflict, RouteState, SlotName, all_to
-from llm_pipeline.canary.slots import WarmUp
+from llm_pipeline.canary.slots import ServedPlace, WarmUp
 from llm_pipeline.canary.traffic import LoggedTraffic, Traffic
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.serving.slot_fence import FencingToken, admit, newest_token
@@ -246,6 +246,10 @@ class Site:
         self.store.site = self
         self.router, self.log, self.slots = Router(self), AccessLog(self), Slots(self)
         self.traffic: Traffic = LoggedTraffic(self.log)  # type: ignore[arg-type] - a log in memory
+
+    @property
+    def place(self) -> ServedPlace:
+        return ServedPlace(self.store, MODEL, "cpu", self.router, self.slots, PATIENCE)
 
     def serve_first(self) -> None:
         """The pointers say what serves; that is no effect of what is tried."""

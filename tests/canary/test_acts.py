@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from simulated import PATIENCE
 from test_one_way_back import Served
 
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.canary.record import read_canary_record, take_over
 from llm_pipeline.operations import switching
-from llm_pipeline.operations.guard import GuardedSite
+from llm_pipeline.operations.guard import Guard
 from llm_pipeline.operations.promotion import NotPromoted
 from llm_pipeline.operations.status import disagreements
 from llm_pipeline.operations.switching import start, stop
@@ -28,7 +27,7 @@ Act = Callable[[Served], object]
 
 
 def guard(site: Served) -> None:
-    GuardedSite(site.router, site.slots, PATIENCE, site.store, "cpu").guard(HostTime.now())  # type: ignore[arg-type]
+    Guard(site.place).guard(HostTime.now())
 
 
 def stopped(site: Served) -> None:

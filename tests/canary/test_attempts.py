@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from simulated import PATIENCE, Killed, Site
+from simulated import Killed, Site
 from test_one_way_back import Served
 
 from llm_pipeline.base.errors import ConfigError
@@ -20,7 +20,7 @@ def site(tmp_path) -> Site:
 
 
 def rolled_back(site: Site) -> None:
-    ensure_rolled_back(site.store, "r1", "cpu", router=site.router, slots=site.slots, patience=PATIENCE)
+    ensure_rolled_back(site.place, "r1")
 
 
 def test_a_retry_within_the_run_returns_the_recorded_judgement_and_the_next_run_tries_again(site) -> None:

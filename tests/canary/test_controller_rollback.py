@@ -9,6 +9,7 @@ import pytest
 
 from llm_pipeline.canary.record import Phase
 from llm_pipeline.canary.router import Patience
+from llm_pipeline.canary.slots import ServedPlace
 from llm_pipeline.operations.rollback import ensure_rolled_back
 
 pytestmark = pytest.mark.slow
@@ -20,7 +21,7 @@ def test_a_rollback_needs_no_admin_interface(site) -> None:
     site.users(rate=40)
     site.step(20)
     deaf = type(site.router)(site.router.files, site.place.model_copy(update={"admin_port": 18569}), site.slots)
-    record = ensure_rolled_back(site.store, "r1", "cpu", router=deaf, slots=site.control, patience=SHORT)
+    record = ensure_rolled_back(ServedPlace(site.store, "", "cpu", deaf, site.control, SHORT), "r1")
     assert record is not None
     assert (record.phase, record.traffic_confirmed) == (Phase.ROLLED_BACK, False)
     assert site.weights() == {"blue": 10_000}
@@ -35,7 +36,7 @@ def test_stable_is_started_before_traffic_goes_back_to_it_and_the_server_that_an
     site.step(20)
     os.kill(site.control.pid("blue"), signal.SIGKILL)
     site.await_sent(40)
-    record = ensure_rolled_back(site.store, "r1", "cpu", router=site.router, slots=site.control, patience=SHORT)
+    record = ensure_rolled_back(ServedPlace(site.store, "", "cpu", site.router, site.control, SHORT), "r1")
     assert record is not None
     assert (record.phase, record.traffic_confirmed) == (Phase.ROLLED_BACK, True)
     site.await_sent(40)

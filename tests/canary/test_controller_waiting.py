@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 from simulated import LONGER, Site
@@ -168,7 +169,7 @@ def test_an_approval_that_comes_after_the_rollback_changes_nothing_and_says_so(s
     site.policy["approve_before_percent"] = [50]
     assert site.steps(20, 50) == ["GO", "INCONCLUSIVE"]
     before = site.record()
-    ensure_rolled_back(site.store, "r1", "cpu", router=site.router, slots=site.slots, patience=Patience(blind_drain=0))
+    ensure_rolled_back(replace(site.place, patience=Patience(blind_drain=0)), "r1")
     assert approve(site, 50) == (False, "too late, nothing was changed: the canary is rolled back")
     assert site.step(50).verdict == "INCONCLUSIVE"
     assert (site.weights(), before.phase) == ({"blue": 10_000}, Phase.PAUSED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from simulated import PATIENCE, Site
@@ -28,7 +29,7 @@ def site(tmp_path) -> Site:
 
 def roll_back(site: Site, patience: Patience = BY_POLICY) -> str:
     """What the canary's last event says."""
-    ensure_rolled_back(site.store, "r1", "cpu", router=site.router, slots=site.slots, patience=patience)
+    ensure_rolled_back(replace(site.place, patience=patience), "r1")
     record = site.record()
     assert (record.phase, site.weights(), site.running) == (Phase.ROLLED_BACK, {"blue": 10_000}, {"blue"})
     return record.events[-1].summary

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from place_here import serve
-from simulated import CANDIDATE, PATIENCE, STABLE, Killed, Site
+from simulated import CANDIDATE, STABLE, Killed, Site
 
 from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.canary.people import answer, ask
 from llm_pipeline.canary.record import Phase, lease_name
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.operations import guard as guard_module
-from llm_pipeline.operations.guard import GuardAction, GuardedSite, guard_once
+from llm_pipeline.operations.guard import Guard, GuardAction, guard_once
 from llm_pipeline.operations.rollback import ensure_rolled_back
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.place_state import Pointer, read_place
@@ -38,10 +39,7 @@ def at(after: float, clock_is_off: float = 0.0) -> HostTime:
 
 
 def guard(site: Site, after: float = 0.0, clock_is_off: float = 0.0) -> list[GuardAction]:
-    guarded = GuardedSite(
-        store=site.store, target="cpu", router=site.router, slots=site.slots, patience=PATIENCE, watch_seconds=0.5
-    )
-    return guarded.guard(at(after, clock_is_off))
+    return Guard(site.place, watch_seconds=0.5).guard(at(after, clock_is_off))
 
 
 def killed_at_20_percent(site: Site) -> None:
@@ -117,9 +115,7 @@ def test_a_paused_candidate_whose_server_ended_is_not_kept_waiting(site) -> None
 
 def run_ends(site: Site) -> Phase:
     """What the last task of a release's run does; the canary's phase after it."""
-    ensure_rolled_back(
-        site.store, "r1", "cpu", router=site.router, slots=site.slots, patience=PATIENCE, leave_paused=True
-    )
+    ensure_rolled_back(site.place, "r1", leave_paused=True)
     return site.record().phase
 
 
@@ -166,7 +162,7 @@ def test_the_next_step_may_wait_for_a_person_though_a_later_one_was_answered_ahe
 
 def test_the_guard_of_another_host_moves_nothing_and_leaves_no_sign(site) -> None:
     killed_at_20_percent(site)
-    elsewhere = GuardedSite(store=site.store, target="cpu", router=None, slots=site.slots, patience=PATIENCE)
+    elsewhere = Guard(replace(site.place, router=None))
     before = read_place(site.store, "cpu")
     assert elsewhere.guard(at(LATER)) == []
     assert (read_place(site.store, "cpu"), site.record().phase) == (before, Phase.BAKING)
@@ -323,10 +319,10 @@ def test_a_fault_at_one_thing_is_told_and_the_guard_goes_on(site, monkeypatch, c
 
 
 def test_a_fault_before_a_target_is_looked_at_leaves_the_others_guarded(site, tmp_path, monkeypatch) -> None:
-    real, guarded = guard_module.router_here, []
+    real, guarded = guard_module.place_as_it_is, []
     failures = iter([True, False])
-    monkeypatch.setattr(guard_module, "router_here", lambda *found: _raise() if next(failures) else real(*found))
-    monkeypatch.setattr(GuardedSite, "guard", lambda self, *_: guarded.append(self.target) or [])
+    monkeypatch.setattr(guard_module, "place_as_it_is", lambda *found: _raise() if next(failures) else real(*found))
+    monkeypatch.setattr(Guard, "guard", lambda self, *_: guarded.append(self.place.target) or [])
     actions = guard_once(site.store, deployment_of(site, tmp_path, "cpu-a", "cpu-b"))
     assert [action.what for action in actions] == ["failed"]
     assert guarded == ["cpu-b"]

@@ -15,7 +15,6 @@ from llm_pipeline.canary.moving import NoWayBack
 from llm_pipeline.canary.record import Phase, judged_by_others, read_canary_record
 from llm_pipeline.operations.promotion import NotPromoted, Promotion, promote
 from llm_pipeline.operations.rollback import carry_on, ensure_rolled_back, roll_back
-from llm_pipeline.operations.served_place import ServedPlace
 from llm_pipeline.operations.status import disagreements
 from llm_pipeline.store.place_state import PlaceState, read_place
 
@@ -45,10 +44,6 @@ class Served(Site):
     def release(self, release: str) -> None:
         assert self.steps(50, 100, release=release) == ["GO"] * 2
         self.settle(release)
-
-    @property
-    def place(self) -> ServedPlace:
-        return ServedPlace(self.store, MODEL, "cpu", lambda: self.router, self.slots, PATIENCE)
 
     def roll_back(self, leaving: str = "") -> None:
         roll_back(self.place, by="anna: it answers nonsense", leaving=leaving)
@@ -105,7 +100,7 @@ def test_whenever_it_is_asked_it_leaves_the_newest_release_once(
     effects = [effect for effect in site.effects if "leases" not in effect]
     site.roll_back()
     site.roll_back(leaving=left)
-    ensure_rolled_back(site.store, left, "cpu", router=site.router, slots=site.slots, patience=PATIENCE)
+    ensure_rolled_back(site.place, left)
     assert [effect for effect in site.effects if "leases" not in effect] == effects, "asked again, nothing is changed"
     assert site.serving() == back
     assert (site.sent > 0, site.lost) == (True, 0)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from simulated import MODEL, PATIENCE, Killed, Site
+from simulated import Killed, Site
 
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.canary import controller
@@ -14,7 +14,6 @@ from llm_pipeline.canary.people import PauseReply, pause, resume
 from llm_pipeline.canary.record import Phase, read_events
 from llm_pipeline.notifications.event import Origin, of_canary
 from llm_pipeline.operations.rollback import ensure_rolled_back, roll_back
-from llm_pipeline.operations.served_place import ServedPlace
 
 pytestmark = pytest.mark.usefixtures("fast")
 
@@ -155,9 +154,9 @@ def test_a_paused_canary_is_rolled_back_on_request(site, how) -> None:
 
     def back() -> None:
         if how == "teardown":
-            ensure_rolled_back(site.store, "r1", "cpu", router=site.router, slots=site.slots, patience=PATIENCE)
+            ensure_rolled_back(site.place, "r1")
         else:
-            roll_back(ServedPlace(site.store, MODEL, "cpu", lambda: site.router, site.slots, PATIENCE), by="carol")
+            roll_back(site.place, by="carol")
 
     def die_and_roll_back() -> None:
         site.die_at = site.boundary + 1

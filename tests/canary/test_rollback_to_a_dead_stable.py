@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from simulated import PATIENCE, Killed, Site
+from simulated import Killed, Site
 
 from llm_pipeline.canary.moving import NoWayBack
 from llm_pipeline.canary.record import Phase
@@ -21,7 +21,7 @@ def site(tmp_path) -> Site:
 
 
 def roll_back(site: Site) -> None:
-    ensure_rolled_back(site.store, "r1", "cpu", router=site.router, slots=site.slots, patience=PATIENCE)
+    ensure_rolled_back(site.place, "r1")
 
 
 def is_back(site: Site) -> bool:

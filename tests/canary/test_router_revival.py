@@ -18,7 +18,8 @@ from llm_pipeline.adapters.envoy.xds.messages import replace_json
 from llm_pipeline.base import detached
 from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.canary.router import Patience, RouterUnavailable, all_to, router_as_it_is
-from llm_pipeline.operations.guard import GuardedSite
+from llm_pipeline.canary.slots import ServedPlace
+from llm_pipeline.operations.guard import Guard
 
 pytestmark = pytest.mark.slow
 
@@ -78,7 +79,7 @@ def test_after_settlement_the_guard_starts_a_router_that_was_killed(site) -> Non
     shift(site, all_to("blue", owner="settled", epoch=4))
     end(site, signal.SIGKILL)
     router = router_as_it_is(site.place, site.slots, site.router_state)
-    guarded = GuardedSite(router, site.control, Patience(), site.store, "cpu")
+    guarded = Guard(ServedPlace(site.store, "", "cpu", router, site.control, Patience()))
     (action,) = guarded.guard(HostTime.now())
     assert (action.what, action.detail) == ("started", "Envoy had ended and was restarted")
     assert answered_by(site) == "blue"

@@ -7,7 +7,6 @@ import signal
 import time
 
 import pytest
-from live_site import SHORT
 
 from llm_pipeline.base import detached
 from llm_pipeline.base.verdict import Verdict
@@ -112,7 +111,7 @@ def test_a_controller_frozen_in_its_drain_stops_nothing_of_the_newer_release_whe
     settings = {"release_id": trial.release_id, "policy": trial.policy, "stable": trial.stable, "grpc": True}
     drill = {"failure_fraction": 1.0}
     if earlier := read_place(site.store, "cpu").on_trial:  # it would be ended first, in a drain of its own
-        ensure_rolled_back(site.store, earlier, "cpu", router=site.router, slots=site.control, patience=SHORT)
+        ensure_rolled_back(trial.at, earlier)
     frozen = site.start_step(25, freeze_before_stop=True, drill=drill, lease_seconds=30.0, **settings)
     os.waitpid(frozen.pid, os.WUNTRACED)
     take_over(site.store, "cpu")  # its lease has expired
@@ -192,8 +191,7 @@ def test_a_candidate_that_waits_for_its_first_step_answers_for_a_production_that
     sent = sum(trial.site.traffic()["sent"].values()) - sent
     assert (trial.lost_unary, sent > 300) == ({}, True), trial.site.traffic()["reasons"]
     assert sum(trial.lost.values()) <= 5, "only streams in flight at that moment can be cut"
-    assert (trial.record.stood_in or 0) > 100
-    assert trial.events == ["started", "stood in", "rolling back", "rolled back"]
+    assert trial.events == ["started", "rolling back", "rolled back"]
     assert trial.site.router.read()[0].standby is None
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from simulated import CANDIDATE, PATIENCE, Site
+from simulated import CANDIDATE, Site
 
 from llm_pipeline.base.errors import Fenced, IntegrityError
 from llm_pipeline.base.records import ArtifactRef
@@ -49,7 +49,7 @@ def test_a_rollback_stops_the_release_that_it_names_and_says_so_when_the_slot_se
     site = Site(tmp_path)
     site.step(20)
     site.serves["green"] = NEWER  # started by hand, by somebody who shows no token
-    record = ensure_rolled_back(site.store, "r1", "cpu", router=site.router, slots=site.slots, patience=PATIENCE)
+    record = ensure_rolled_back(site.place, "r1")
     assert record is not None
     assert (record.phase, site.weights()) == (Phase.ROLLED_BACK, {"blue": 10_000})
     assert (site.running, site.serves["green"]) == ({"blue", "green"}, NEWER)
@@ -108,7 +108,7 @@ def roll_back_by_itself(site: Site) -> None:
 
 def roll_back_on_request(site: Site) -> None:
     site.step(20)
-    ensure_rolled_back(site.store, "r1", "cpu", router=site.router, slots=site.slots, patience=PATIENCE)
+    ensure_rolled_back(site.place, "r1")
 
 
 def frozen_at(root: Path, act: Callable[[Site], None], every: int) -> Iterator[tuple[Site, int]]:

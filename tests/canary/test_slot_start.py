@@ -11,9 +11,9 @@ import yaml
 from llm_pipeline.base import detached
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary import slots
-from llm_pipeline.canary.moving import Site, retire
+from llm_pipeline.canary.moving import retire
 from llm_pipeline.canary.router import Patience
-from llm_pipeline.canary.slots import TritonSlots
+from llm_pipeline.canary.slots import ServedPlace, TritonSlots
 from llm_pipeline.config.policy import Policy
 from llm_pipeline.serving.endpoint_access import served_name
 from llm_pipeline.serving.slot_fence import FencingToken
@@ -42,7 +42,7 @@ def test_a_slots_server_whose_record_cannot_be_read_is_drained_and_stopped_all_t
     place: Any = SimpleNamespace(blue="ports", green="ports")
     store: Any = None
     place_slots = TritonSlots(store, place, target="h100", state_root=tmp_path)
-    site = Site(None, place_slots, Patience(blind_drain=0.1))
+    site = ServedPlace(store, "", "h100", None, place_slots, Patience(blind_drain=0.1))
     token = FencingToken(1, 1)
     try:
         assert place_slots.alive("green")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from pydantic import ValidationError
-from simulated import PATIENCE, Killed
+from simulated import Killed
 from test_guard import guard
 from test_one_way_back import Served
 
@@ -61,7 +61,7 @@ def test_no_candidate_is_started_in_a_slot_that_stands_by(site) -> None:
 def test_a_rolled_back_candidate_stands_by_for_nobody(site) -> None:
     site.release("r1")
     assert site.steps(50, release="r2") == ["GO"]
-    ensure_rolled_back(site.store, "r2", "cpu", router=site.router, slots=site.slots, patience=PATIENCE)
+    ensure_rolled_back(site.place, "r2")
     assert (site.weights(), site.router.state.standby) == ({"green": 10_000}, None)
 
 
