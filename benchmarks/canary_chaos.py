@@ -34,7 +34,8 @@ from pathlib import Path
 
 from goals import at_least, at_most
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "canary"))
+_TESTS = Path(__file__).resolve().parents[1] / "tests"
+sys.path[:0] = [str(_TESTS), str(_TESTS / "canary")]
 
 from arriving_users import ArrivingUsers, IncompleteAnswer, serve
 from production_site import MODEL, Production
