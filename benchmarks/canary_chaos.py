@@ -34,8 +34,8 @@ from pathlib import Path
 
 from goals import at_least, at_most
 
-_TESTS = Path(__file__).resolve().parents[1] / "tests"
-sys.path[:0] = [str(_TESTS), str(_TESTS / "canary")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "canary"))
 
 from arriving_users import ArrivingUsers, IncompleteAnswer, serve
 from production_site import MODEL, Production
