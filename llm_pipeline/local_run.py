@@ -27,7 +27,7 @@ from llm_pipeline.release.contract import StageRequest, StageResult
 from llm_pipeline.release.flow import step_named
 from llm_pipeline.release.loading import load_release
 from llm_pipeline.release.rules import Endings, run_fails, unstarted
-from llm_pipeline.release.step import Effect, Ending, Kind, Scope
+from llm_pipeline.release.step import Effect, Ending, Kind
 from llm_pipeline.release.tasks import Instance, Task, instances, release_tasks
 from llm_pipeline.release_progress import ReleaseProgress, passed, placement, resolve_request
 from llm_pipeline.runners.runner import Job
@@ -161,7 +161,7 @@ class LocalRun:
             self._claim.check(flow.record.release_id)
         elif step.effect is not Effect.RECORD and step.is_stage and self._fenced():
             return Ending.SKIPPED
-        if step.scope is Scope.RECIPE and (why := flow.passed_over(instance.item)):
+        if step.is_attempt and (why := flow.passed_over(instance.item)):
             if instance.task is self._first_of_lane(instance):
                 log.info("%s is skipped: %s", instance.item, why)
             return Ending.SKIPPED
@@ -171,13 +171,13 @@ class LocalRun:
         """Run a stage; an error or a verdict other than GO ends only what comes after it."""
         step, self._began = instance.task.step, datetime.now(UTC)
         try:
-            result = self._process(flow.request(step.name, instance.subject))
+            result = self._process(flow.request(step.stage_name, instance.subject))
         except PipelineError as error:
             self._failed(instance, error)
             return Ending.FAILED
         if passed(result) or result.judgement is None:
             return Ending.GOOD
-        if step.scope is not Scope.RECIPE:  # a recipe that is refused ends itself only, for the next one may do
+        if not step.is_attempt:  # a recipe that is refused ends itself only, for the next one may do
             self._refusals.append(result.judgement.verdict)
         return Ending.FAILED
 
@@ -186,9 +186,9 @@ class LocalRun:
 
     def _failed(self, instance: Instance, error: PipelineError) -> None:
         step = instance.task.step
-        self._tell(failed(self._origin, step.name, instance.subject, error))
-        if step.scope is Scope.RECIPE:
-            log.warning("%s failed, the next recipe is tried: %s", _name(instance), error)
+        self._tell(failed(self._origin, step.stage_name, instance.subject, error))
+        if step.is_attempt:
+            log.warning("%s failed, the next one is tried: %s", _name(instance), error)
         elif step.decides or step.effect is Effect.PRODUCTION:
             log.error("%s failed: %s", _name(instance), error)
             self._errors.append(error)
@@ -341,7 +341,7 @@ class LocalRun:
 
 
 def _name(instance: Instance) -> str:
-    return f"{instance.task.step.name} {instance.subject}".strip()
+    return f"{instance.task.step.stage_name} {instance.subject}".strip()
 
 
 def ask_on_terminal(question: str) -> bool | None:

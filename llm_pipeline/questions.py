@@ -12,6 +12,7 @@ from llm_pipeline.accuracy.choice import recipes_in_words
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.untrusted_text import markdown, one_line
 from llm_pipeline.config.budget import HOUR, Budget
+from llm_pipeline.release.candidate import Candidate
 from llm_pipeline.release.evidence_text import facts_table, markdown_table
 from llm_pipeline.release.flow import stage_names, step_named
 from llm_pipeline.release.measured_cost import release_cost
@@ -157,7 +158,8 @@ def _license_question(flow: ReleaseProgress) -> Question | None:
 def production_question(flow: ReleaseProgress, targets: Sequence[str]) -> Question:
     """Whether the targets that passed their gates are to be promoted."""
     chosen = {target: flow.chosen_recipe(target) for target in targets}
-    recipes, release_id = recipes_in_words(chosen), flow.record.release_id
+    taken = {target: Candidate(target, chosen[target], flow.chosen_variant(target)).in_words for target in targets}
+    recipes, release_id = recipes_in_words(taken), flow.record.release_id
     left_out = [target for target in flow.targets if target not in targets]
     lines = [
         f"Release {markdown(release_id)}, recipe {markdown(recipes)}, commit `{flow.record.model.commit}`.",

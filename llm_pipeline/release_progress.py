@@ -21,9 +21,12 @@ from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.config.deployment import Deployment, TargetPlace
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.config.target import Target
+from llm_pipeline.loadtest.cost_choice import CostTrial
+from llm_pipeline.loadtest.outcome import TokenCost
+from llm_pipeline.release.candidate import Candidate, target_of
 from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
 from llm_pipeline.release.execute import failure_name, read_stage_record, results_name, trusted_stage_record
-from llm_pipeline.release.flow import step_named
+from llm_pipeline.release.flow import release_flow, step_named
 from llm_pipeline.release.gpu_slots import gpu_indices, gpus_taken
 from llm_pipeline.release.record import ReleaseRecord, step_key, trusted_record
 from llm_pipeline.release.registry import load_stage, publishes
@@ -125,7 +128,7 @@ class ReleaseProgress:
         step = step_named(stage)
         asked = {Scope.TARGET: self.targets, Scope.CANARY_STEP: self.targets, Scope.RECIPE: self.recipes}
         known = asked.get(step.scope) if step else None
-        return None if known is None or subject in known else f"this run leaves {subject} out"
+        return None if known is None or target_of(subject) in known else f"this run leaves {subject} out"
 
     @property
     def recipes(self) -> tuple[str, ...]:
@@ -133,14 +136,21 @@ class ReleaseProgress:
         return tuple(recipe.name for recipe in self.release.recipes)
 
     def passed_over(self, recipe: str) -> str | None:
-        """Why a recipe can be skipped, in words; None if it must be tried.
+        """Why a recipe, or a candidate, can be skipped, in words; None if it must be tried.
 
         A run may leave recipes out. On a ladder that is climbed, a recipe is needed by each target where it is legal
-        and no cheaper one has passed.
+        and no cheaper one has passed. A candidate is tried if its recipe has passed, and is legal on its target.
         """
+        candidate = Candidate.of(recipe) if ":" in recipe else None
+        if candidate is not None:
+            recipe = candidate.recipe
         if recipe not in self.recipes:
             return f"this run leaves {recipe} out"
-        if self.release.ladder.strategy == "every":
+        if candidate is not None:
+            if recipe not in self.record.ladders.get(candidate.target, ()):
+                return f"{recipe} is not legal on {candidate.target}"
+            return None if self._has_passed(recipe) else f"{recipe} has not passed its accuracy gate"
+        if self.release.ladder.strategy == "every" or self.release.ladder.objective == "cost":
             return None
         ladders = {target: ladder for target, ladder in self.record.ladders.items() if recipe in ladder}
         if not ladders:
@@ -177,6 +187,27 @@ class ReleaseProgress:
             if (document := self.store.read_document(name)) is not None:
                 return understood(StageFailure, document.value, name)
         return None
+
+    def trial(self, candidate: Candidate) -> CostTrial | None:
+        """How a candidate fared; None when it was not tried, or not to its end."""
+        if self.passed_over(candidate.subject):
+            return None
+        found, cost = CostTrial(recipe=candidate.recipe, variant=candidate.variant), None
+        for step in release_flow():
+            if step.scope is not Scope.CANDIDATE or not step.decides:
+                continue
+            stage = step.stage_name
+            name = failure_name(self.record.release_id, stage, candidate.subject)
+            if (document := self.store.read_document(name)) is not None:
+                error = understood(StageFailure, document.value, name).error
+                return found.model_copy(update={"summary": f"{stage} failed: {error.message}"})
+            result = self.find(stage, candidate.subject)
+            if result is None:
+                return None
+            if (judged := result.judgement) is not None and judged.verdict is not Verdict.GO:
+                return found.model_copy(update={"verdict": judged.verdict, "summary": f"{stage}: {judged.summary}"})
+            cost = TokenCost.of_metrics(result.metrics)  # the last of them has it
+        return found.model_copy(update={"verdict": Verdict.GO, "cost": cost})
 
     def canary_steps(self, target: str) -> tuple[str, ...]:
         """Subjects of the canary steps of a target, in order."""
@@ -249,14 +280,25 @@ class ReleaseProgress:
             gpu_indices=gpu_indices(self.deployment, self.record, stage, subject),
         )
 
+    def target(self, subject: str) -> Target:
+        """A target as a candidate has it, or as what was chosen for it has it; itself before the choice."""
+        if ":" in subject:
+            return self.release.target(subject)
+        return self.release.target(subject).varied(self.chosen_variant(subject))
+
+    def chosen_variant(self, target: str) -> str:
+        """The variant that `choose` picked for a target; empty for its own arguments, and before the choice."""
+        chosen = self.find("choose", target)
+        return str(chosen.metrics.get("variant") or "") if chosen else ""
+
     def chosen_recipe(self, target: str) -> str:
-        """The recipe that `choose` picked for a target.
+        """The recipe of a candidate, or the one that `choose` picked for a target.
 
         Raises:
             MissingResult: It has not run, or no recipe passed.
             IntegrityError: What is signed does not say that the recipe passed.
         """
-        recipe = self.result("choose", target).metrics["recipe"]
+        recipe = Candidate.of(target).recipe if ":" in target else self.result("choose", target).metrics["recipe"]
         if recipe is None:
             raise MissingResult(f"no recipe passed for {target}", hint="nothing can be built for it")
         if self._trusts_signed_only and self.store.signatures.required and not self._has_passed(str(recipe)):

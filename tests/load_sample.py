@@ -16,6 +16,7 @@ from llm_pipeline.loadtest.outcome import (
     Ratio,
     RegressionOutcome,
     ServerUse,
+    TokenCost,
     WindowSummary,
     write_outcome,
 )
@@ -123,7 +124,7 @@ def sample_load_test(directory: Path, *, broken: int = 0, seconds: float = 16.0)
         rates=rates,
         highest_rate_per_second=highest_passed(rates),
         confirmed_rate_per_second=None if broken else CONFIRMED_RATE,
-        token_cost=(0.42, "USD"),
+        token_cost=TokenCost(estimate=0.42, lower=0.38, upper=0.43, currency="USD"),
         regression=RegressionOutcome(
             production="demo-tiny-00000000",
             ratios=(

@@ -10,8 +10,9 @@ load test, Envoy with users behind it while the canary runs. Steps can be asked 
 earlier one left in `--work` is used. The second release is in FP8, by modelopt, or by `--second` a checkpoint such as
 others publish. `killed` releases what is not in production, bfloat16 after the second release, with the candidate's
 server killed under the canary's traffic: that is rolled back, and no whole answer may be lost. `--mixture` releases a
-mixture of experts in FP8, scored by vLLM, and nothing else. Prints what became of each stage and one line a goal; exit
-code 1 when one is missed. `release.json` has the date, the machine and the versions.
+mixture of experts in FP8, scored by vLLM, and nothing else. `--objective cost` releases, in place of all that, what
+produces a million output tokens for the least money, of `--recipes` and `--variants`. Prints what became of each stage
+and one line a goal; exit code 1 when one is missed. `release.json` has the date, the machine and the versions.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from typing import Any
 
 from benchmarks.goals import at_most, goal
 from benchmarks.gpu.release_files import (
+    COST,
     DEMO,
     FIRST,
     FP8,
@@ -47,6 +49,7 @@ from benchmarks.gpu.release_files import (
     REPOSITORY,
     ROUTER_PORT,
     TARGET,
+    VARIANTS,
     Host,
     Load,
     write_files,
@@ -66,13 +69,16 @@ def main() -> int:
     options.work = options.work.resolve()
     host = Host(
         "cpu" if options.smoke else options.accelerator,
-        (0.05 if options.smoke else 0.24) * min(1.0, len(options.gpus) / (options.targets * options.tensor_parallel)),
+        (0.05 if options.smoke else 0.45 if options.objective == COST else 0.24)
+        * min(1.0, len(options.gpus) / (options.targets * options.tensor_parallel)),
         (TARGET, OTHER_TARGET)[: options.targets],
         tuple(options.gpus),
         options.tensor_parallel,
         options.triton_home.resolve(),
         *(Path(os.path.abspath(path)) for path in (options.control, options.model, options.engine)),  # noqa: PTH100 - a link to an interpreter is an environment
         options.second,
+        (("int8_weight_only", "none") if options.smoke else options.recipes) if options.objective == COST else (),
+        tuple(options.variants) if options.objective == COST else (),
     )
     load = Load(4.0, 20.0, 6.0) if options.smoke else Load(20.0, 8.0, 5.0)
     large = LARGE if options.second == FP8 else READY
@@ -108,10 +114,16 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--targets", type=int, choices=(1, 2), default=1, help="two share GPUs if there are too few")
     parser.add_argument("--tensor-parallel", type=int, default=1, help="GPUs of each engine")
     parser.add_argument("--mixture", action="store_true", help="a mixture of experts in FP8")
+    parser.add_argument("--objective", choices=("size", COST), default="size")
+    parser.add_argument(
+        "--recipes", nargs="+", choices=("none", FP8), default=(FP8, "none"), help="of a release by cost"
+    )
+    parser.add_argument("--variants", nargs="*", choices=VARIANTS, default=("kv_fp8",), help="which it tries besides")
     parser.add_argument("--second", choices=(FP8, "gptq", "awq"), default=FP8, help="recipe of the second release")
     parser.add_argument("--smoke", action="store_true", help="on a CPU, to try the benchmark: its figures say nothing")
     options = parser.parse_args()
-    options.step = options.step or (("train", "first", "stop") if options.mixture else STEPS)
+    only_first = options.mixture or options.objective == COST
+    options.step = options.step or (("train", "first", "stop") if only_first else STEPS)
     return options
 
 
@@ -159,7 +171,8 @@ def _publish(options: argparse.Namespace) -> None:
 
 
 def _first(options: argparse.Namespace, configs: Path) -> Iterator[bool]:
-    released = _released(options, configs, options.second if options.mixture else FIRST)
+    name = COST if options.objective == COST else options.second if options.mixture else FIRST
+    released = _released(options, configs, name)
     yield released
     document = _write_result(options, {})
     if options.mixture and released and not options.smoke:
@@ -367,7 +380,7 @@ def _plan(path: Path) -> dict[str, Any]:
         f"{step['stage']} {step['subject']}".rstrip(): {key: step["cost"][key] for key in ("seconds", "price")}
         for step in plan["stages"]
     }
-    return {"memory": recipe["memory"], "speed": recipe["speed"], "steps": steps}
+    return {"memory": recipe["memory"], "speed": recipe.get("speed"), "steps": steps}
 
 
 def _nvidia() -> str:

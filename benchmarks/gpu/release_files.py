@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,19 @@ MODEL_ID = "bench/llama"
 HUB_PORT, ROUTER_PORT = 18380, 18300
 TARGET, OTHER_TARGET = "gpu", "gpu1"
 FIRST, FP8 = "bf16", "fp8"
+COST = "cost"
+"""The release that takes what produces tokens for the least money."""
+
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "kv_fp8": {"kv_cache_dtype": "fp8"},
+    "ngram": {
+        "speculative_config": {
+            "method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2,
+        }
+    },
+}  # fmt: skip
+SMOKE_VARIANTS: Mapping[str, Mapping[str, Any]] = {"kv_u8": {"KV_CACHE_PRECISION": "u8"}}
+"""Of the CPU's engine."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +55,7 @@ class Subject:
     searched: bool = True
 
 
-DEMO = Subject(("demo_choice", "demo_generate"), ("demo_generate",), 128)
+DEMO = Subject(("demo_choice", "demo_generate"), ("demo_generate",), 128, scorer={"batch_size": 256})
 LARGE = Subject(
     ("last_word",),
     ("last_word",),
@@ -74,6 +87,8 @@ class Host:
         model: Interpreter with modelopt and lm-eval.
         engine: Interpreter with vLLM and numpy 1.26.
         second: The second release's recipe: FP8, or a method of others in `ready_checkpoints`.
+        tried: Recipes of a release by cost; none for releases by size.
+        variants: What it tries each of them with besides, of `VARIANTS`.
     """
 
     accelerator: str
@@ -86,6 +101,8 @@ class Host:
     model: Path
     engine: Path
     second: str = FP8
+    tried: tuple[str, ...] = ()
+    variants: tuple[str, ...] = ()
 
     @property
     def is_cpu(self) -> bool:
@@ -110,14 +127,18 @@ def write_files(work: Path, host: Host, load: Load, subject: Subject) -> Path:
     _write(configs / "deployments" / "local.yaml", _deployment(work, host))
     for target in host.targets:
         _write(configs / "targets" / f"{target}.yaml", _target(host, subject))
-    _write(configs / "policies" / "gates.yaml", _policy(load, subject))
+    _write(configs / "policies" / "gates.yaml", _policy(load, subject, by_cost=bool(host.tried)))
     _write(configs / "quantization" / "none.yaml", {"weights": "none"})
+    _write(configs / "quantization" / "int8_weight_only.yaml", {"weights": "int8_weight_only"})
     _write(configs / "quantization" / "fp8.yaml", _calibrated("fp8", subject))
     if host.second != FP8:
         _write(configs / "quantization" / f"{host.second}.yaml", {"source": (work / host.second).as_uri()})
     second = "none" if host.is_cpu else host.second  # vLLM reads none of them on every CPU
     for name, recipe in ((FIRST, "none"), (host.second, second)):
-        _write(configs / "releases" / f"{name}.yaml", _release(recipe, host, load, subject))
+        _write(configs / "releases" / f"{name}.yaml", _release([recipe], host, load, subject))
+    if host.tried:
+        by_cost = {"ladder": {"objective": "cost"}, **_release(host.tried, host, load, subject)}
+        _write(configs / "releases" / f"{COST}.yaml", by_cost)
     return configs
 
 
@@ -177,7 +198,7 @@ def _deployment(work: Path, host: Host) -> dict[str, Any]:
         "environments": {"control": str(host.control), "model": str(host.model), "engine": str(host.engine)},
         "triton_home": str(host.triton_home),
         **({} if host.is_cpu else {"quantization_host": {"accelerator": host.accelerator, "gpus": [host.gpus[0]]}}),
-        "gpu_hour_prices": {} if host.is_cpu else {host.accelerator: 5.0},
+        "gpu_hour_prices": {host.accelerator: 0.1 if host.is_cpu else 5.0},
         "places": {
             target: _place(ROUTER_PORT + 100 * number, {} if host.is_cpu else {"gpus": _gpus(host, number)})
             for number, target in enumerate(host.targets)
@@ -206,7 +227,16 @@ def _place(first_port: int, gpus: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _target(host: Host, subject: Subject) -> dict[str, Any]:
+    if host.is_cpu and host.tried:  # vLLM reads none of these formats on a CPU
+        return {
+            "accelerator": "cpu",
+            "accelerator_count": 0,
+            "engine": "openvino_cpu",
+            "limits": {"maximum_sequences": 16, "maximum_batched_tokens": 512},
+            "variants": SMOKE_VARIANTS,
+        }
     return {
+        **({"variants": {name: VARIANTS[name] for name in host.variants}} if host.variants else {}),
         "accelerator": host.accelerator,
         "accelerator_count": 0 if host.is_cpu else host.tensor_parallel,
         "parallelism": {"tensor": host.tensor_parallel},
@@ -227,7 +257,7 @@ def _target(host: Host, subject: Subject) -> dict[str, Any]:
     }
 
 
-def _policy(load: Load, subject: Subject) -> dict[str, Any]:
+def _policy(load: Load, subject: Subject, *, by_cost: bool) -> dict[str, Any]:
     accuracy = {"margin": 0.015, "task_margin": 0.03, "minimum_items": 500}
     accuracy |= {"maximum_cut_share": 1.0}  # an answer is one token
     return {
@@ -247,6 +277,7 @@ def _policy(load: Load, subject: Subject) -> dict[str, Any]:
             "maximum_error_fraction": 0.0,
             "maximum_client_lag_milliseconds": 100,
             **({} if subject.searched else {"search": None}),
+            **({"search": {"maximum_multiple": 16}} if by_cost else {}),
         },
         "canary": {
             "steps_percent": [5, 25, 50, 100],
@@ -267,13 +298,13 @@ def _calibrated(weights: str, subject: Subject) -> dict[str, Any]:
     return {"weights": weights, "calibration": calibration}
 
 
-def _release(recipe: str, host: Host, load: Load, subject: Subject) -> dict[str, Any]:
+def _release(recipes: Sequence[str], host: Host, load: Load, subject: Subject) -> dict[str, Any]:
     median, p95, most = subject.output_tokens
     return {
-        "description": f"A model made here, {recipe}, on vLLM.",
+        "description": f"A model made here, {', '.join(recipes)}.",
         "model": {"id": MODEL_ID, "revision": "main"},
         "baseline": {"dtype": "float16" if host.is_cpu else "bfloat16"},
-        "recipes": [recipe],
+        "recipes": list(recipes),
         "targets": list(host.targets),
         "policy": "gates",
         "deployment": "local",

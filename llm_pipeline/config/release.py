@@ -96,6 +96,7 @@ class Watch(ConfigModel):
 
 
 LadderStrategy = Literal["climb", "every"]
+LadderObjective = Literal["size", "cost"]
 
 
 class Ladder(ConfigModel):
@@ -104,9 +105,13 @@ class Ladder(ConfigModel):
     Attributes:
         strategy: `climb` tries the smallest recipe first and the next one only when it did not pass its accuracy gate;
             `every` tries all of them at once: more work, a whole table, and less time where there are machines for it.
+        objective: `size` releases the smallest recipe that passed; `cost` builds, serves and load-tests each recipe
+            that passed, in each variant of the target, and releases what produces a million output tokens for the
+            least money within accuracy and service level.
     """
 
     strategy: LadderStrategy = "climb"
+    objective: LadderObjective = "size"
 
 
 class ExpectedScore(ConfigModel):
@@ -389,9 +394,11 @@ class ResolvedRelease(ReleaseSettings):
         return {recipe.name: recipe for recipe in self.recipes}[name]
 
     def target(self, name: str) -> Target:
-        """The target of that name.
+        """The target of that name, or as a candidate of it has it (`release.candidate`).
 
         Raises:
             KeyError: The release has no such target.
         """
-        return {target.name: target for target in self.targets}[name]
+        plain, of_candidate, rest = name.partition(":")
+        target = {target.name: target for target in self.targets}[plain]
+        return target.varied(rest.partition(":")[2]) if of_candidate else target

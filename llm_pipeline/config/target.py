@@ -115,6 +115,10 @@ class KvCacheOptions(ConfigModel):
     reuse_blocks: bool = True
 
 
+EngineArgs = Annotated[dict[Word, JsonValue], Field(max_length=256)]
+"""Arguments of an engine, in its own words."""
+
+
 class RuntimeOptions(ConfigModel):
     """How a GPU engine runs the model, in words that hold for all of them.
 
@@ -123,15 +127,16 @@ class RuntimeOptions(ConfigModel):
         chunked_context: Split long prompts over several steps, between which others go on decoding.
         scheduler: `guaranteed_no_evict` starts a request when its whole answer fits; `max_utilization` starts more,
             and may pause some. TensorRT-LLM only.
-        extra_llm_args: More keys of the LLM-args file of the target's TensorRT-LLM, such as `speculative_config` or
-            `moe_config`, checked against its recorded schema.
+        engine_args: More arguments of the engine, in its own words: keys of the LLM-args file of the target's
+            TensorRT-LLM, such as `speculative_config` or `moe_config`, checked against its recorded schema; engine
+            arguments of vLLM; properties of OpenVINO's CPU device.
     """
 
     kv_cache: KvCacheOptions = KvCacheOptions()
     cuda_graphs: bool = True
     chunked_context: bool = True
     scheduler: Literal["guaranteed_no_evict", "max_utilization"] = "guaranteed_no_evict"
-    extra_llm_args: Annotated[dict[Word, JsonValue], Field(max_length=256)] = Field(default={})
+    engine_args: EngineArgs = Field(default={})
 
 
 class EngineBuildOptions(ConfigModel):
@@ -180,6 +185,9 @@ class Target(ConfigModel):
         server: What serves it: Triton, or the engine's own server with OpenAI's API: `vllm serve` of engine `vllm`,
             `trtllm-serve` of `tensorrt_llm_llmapi`. Such a server has neither Triton's routes nor our bounds on its
             queue, and runs on this host only.
+        variants: Other `runtime.engine_args` by name, each over the target's own: `{kv_fp8: {kv_cache_dtype: fp8}}`.
+            `tensor_parallel_size` changes the target's parallelism and GPUs. They are tried where the release's
+            `ladder.objective` is `cost`.
     """
 
     name: Name
@@ -199,6 +207,7 @@ class Target(ConfigModel):
     build: EngineBuildOptions = EngineBuildOptions()
     serving: ServingOptions = ServingOptions()
     server: Literal["triton", "vllm", "trtllm"] = "triton"
+    variants: Annotated[dict[Name, EngineArgs], Field(max_length=16)] = Field(default={})
 
     @field_validator("engine_options", mode="wrap")
     @classmethod
@@ -223,7 +232,25 @@ class Target(ConfigModel):
             del document["server"]
         if document.get("engine_options", ...) is None:
             del document["engine_options"]
+        if not document.get("variants", True):
+            del document["variants"]
         return document
+
+    def varied(self, variant: str = "") -> Target:
+        """The target as it is built and served: itself or one of its variants, which it then has no more.
+
+        Raises:
+            KeyError: It has no such variant.
+        """
+        arguments = dict(self.variants[variant]) if variant else {}
+        changes: dict[str, Any] = {"variants": {}}
+        tensor = arguments.pop("tensor_parallel_size", None)
+        if isinstance(tensor, int):
+            changes["parallelism"] = self.parallelism.model_copy(update={"tensor": tensor})
+            changes["accelerator_count"] = tensor * self.parallelism.pipeline
+        merged = {**self.runtime.engine_args, **arguments}
+        changes["runtime"] = self.runtime.model_copy(update={"engine_args": merged})
+        return self.model_copy(update=changes)
 
     @property
     def ranks_per_node(self) -> int:

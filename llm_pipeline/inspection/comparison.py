@@ -30,6 +30,7 @@ from llm_pipeline.store.references import (
     StageReference,
 )
 
+_MEASURED = "output_tokens_per_second", "token_cost_estimate", "gpu_memory_bytes", "recipe", "variant"
 _ABSENT = "(none)"
 _LONG = 60
 """Characters of a text beyond which what it has in common with the other side is left out."""
@@ -243,6 +244,7 @@ def _outcome(result: StageResult) -> dict[str, JsonValue]:
         "verdict": judgement.verdict.value if judgement else None,
         "summary": judgement.summary if judgement else None,
         "artifacts": _refs(result.artifacts),
+        "measured": {name: result.metrics[name] for name in _MEASURED if result.metrics.get(name) is not None},
     }
 
 

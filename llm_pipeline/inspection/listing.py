@@ -17,6 +17,7 @@ from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.record import StandingPause
 from llm_pipeline.inspection.release_artifacts import SHOWN_DIGITS, DamagedRow, results_in_order, standing_pauses
 from llm_pipeline.inspection.table import readable_time, titled_columns
+from llm_pipeline.release.candidate import is_trial
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.decision import Decision, read_decisions, refusal
 from llm_pipeline.release.execute import read_stage_record, stage_record_name
@@ -154,11 +155,12 @@ def release_row(flow: ReleaseProgress, results: Sequence[StageResult], decisions
 
 
 def _last_word(results: Sequence[StageResult]) -> str:
-    """A recipe that failed its gate does not decide when another one was chosen."""
+    """A recipe, or a candidate, that failed its gate does not decide when another one was chosen."""
     for result in reversed(results):
         if result.stage == "settle":
             return Verdict.GO.value
-        if result.judgement is not None and result.stage != "accuracy" and result.judgement.verdict is not Verdict.GO:
+        aside = result.stage == "accuracy" or is_trial(result.stage, result.subject)
+        if result.judgement is not None and not aside and result.judgement.verdict is not Verdict.GO:
             return result.judgement.verdict.value
     return ""
 

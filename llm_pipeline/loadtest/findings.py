@@ -84,9 +84,8 @@ def rates_in_words(outcome: LoadTestOutcome, policy: LoadTestPolicy) -> tuple[st
         f"Rates: {'; '.join(reached)}.",
     ]
     if outcome.token_cost is not None:
-        cost, currency = outcome.token_cost
         where = "the last rate that was tried" if confirmed is None else "the confirmed rate"
-        sentences.append(f"A million output tokens cost {cost:.3g} {currency} at {where}.")
+        sentences.append(f"A million output tokens cost {outcome.token_cost.in_words} at {where}.")
     if outcome.regression is not None and not outcome.regression.ratios:
         why = "no pair of windows was valid" if outcome.regression.production else "nothing is in production yet"
         sentences.append(f"There is no comparison with production: {why}.")

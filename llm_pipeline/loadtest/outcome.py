@@ -7,12 +7,12 @@ An artifact of the load test holds `load_test.json`, a `LoadTestOutcome`, and be
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
 from llm_pipeline.base.json_document import load_record
-from llm_pipeline.base.records import Frozen
+from llm_pipeline.base.records import Frozen, Metric
 from llm_pipeline.base.verdict import Judgement, Verdict
 
 OUTCOME_FILE = "load_test.json"
@@ -67,6 +67,7 @@ class ServerUse(Frozen):
         gpu_memory_bytes: Most, all of the server's GPUs together.
         input_tokens: As counted by the server's metrics over the window.
         output_tokens: The same of generated tokens.
+        acceptance_length: Tokens that a step with speculation gave a request, its own included.
         samples: How often the metrics were read.
     """
 
@@ -77,6 +78,7 @@ class ServerUse(Frozen):
     gpu_memory_bytes: int | None = None
     input_tokens: int | None = None
     output_tokens: int | None = None
+    acceptance_length: float | None = None
     samples: int = 0
 
 
@@ -169,6 +171,32 @@ class RegressionOutcome(Frozen):
     ratios: tuple[Ratio, ...] = ()
 
 
+class TokenCost(Frozen):
+    """What a million output tokens cost at the confirmed rate, with an interval (`loadtest/token_cost.py`)."""
+
+    estimate: float
+    lower: float
+    upper: float
+    currency: str
+
+    @property
+    def in_words(self) -> str:
+        """E.g. `0.312 USD (0.305 to 0.330)`."""
+        return f"{self.estimate:.3g} {self.currency} ({self.lower:.3g} to {self.upper:.3g})"
+
+    @property
+    def metrics(self) -> dict[str, float | str]:
+        """As metrics of a stage, which `of_metrics` reads."""
+        return {f"token_cost_{name}": value for name, value in self.model_dump().items()}
+
+    @classmethod
+    def of_metrics(cls, metrics: Mapping[str, Metric]) -> TokenCost | None:
+        """From the metrics of a load test; None without a price."""
+        if "token_cost_estimate" not in metrics:
+            return None
+        return cls.model_validate({name: metrics.get(f"token_cost_{name}") for name in cls.model_fields})
+
+
 class LoadTestOutcome(Frozen):
     """A load test.
 
@@ -181,7 +209,7 @@ class LoadTestOutcome(Frozen):
         highest_rate_per_second: Highest rate that met the service level in the search; None without a search, or when
             not even the lowest did.
         confirmed_rate_per_second: Rate of the confirmation that decided; None when none was reached.
-        token_cost: Cost of a million output tokens at the confirmed rate, and its currency; None without a price.
+        token_cost: Cost of a million output tokens at the confirmed rate; None without a price.
         notes: What a reader should know, a sentence each.
     """
 
@@ -192,7 +220,7 @@ class LoadTestOutcome(Frozen):
     rates: tuple[RatePoint, ...] = ()
     highest_rate_per_second: float | None = None
     confirmed_rate_per_second: float | None = None
-    token_cost: tuple[float, str] | None = None
+    token_cost: TokenCost | None = None
     regression: RegressionOutcome | None = None
     notes: tuple[str, ...] = ()
     judgement: Judgement

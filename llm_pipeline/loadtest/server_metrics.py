@@ -89,6 +89,7 @@ class Samples:
     def use(self) -> ServerUse:
         """The readings as figures."""
         counters = self.counters if self.read_last else Increases()
+        drafts, accepted = _first_total(counters, *METRICS.drafts), _first_total(counters, *METRICS.accepted)
         return ServerUse(
             queue_milliseconds=self._queue_milliseconds(),
             active_requests=_whole(max(self.active, default=None)),
@@ -97,6 +98,7 @@ class Samples:
             gpu_memory_bytes=_whole(max(self.gpu_memory, default=None)),
             input_tokens=_first_total(counters, *METRICS.input_tokens),
             output_tokens=_first_total(counters, *METRICS.output_tokens),
+            acceptance_length=1 + (accepted or 0) / drafts if drafts else None,
             samples=self.readings,
         )
 

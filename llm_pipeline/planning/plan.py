@@ -46,6 +46,7 @@ from llm_pipeline.planning.stage_cost import (
     PlannedStage,
     StepCost,
     check_budget,
+    check_objective,
     check_prices,
     planned_steps,
     predicted_seconds,
@@ -108,6 +109,30 @@ def environment_warnings(loaded: LoadedRelease) -> tuple[str, ...]:
                 f"{engine.runtime} must be in both, or places.{place}.environment name the first one"
             )
     return tuple(found)
+
+
+def _refuse_variants(
+    loaded: LoadedRelease, targets: tuple[TargetPlan, ...], facts: ModelFacts | None
+) -> tuple[str, ...]:
+    """Refuse a variant that none of its target's recipes can have; returns what is stated and not tried.
+
+    Raises:
+        Unsupported: There is one.
+    """
+    if loaded.release.ladder.objective == "size":
+        unused = [target.name for target in loaded.release.targets if target.variants]
+        return (f"variants of {', '.join(unused)} are not tried: ladder.objective is size",) if unused else ()
+    problems = []
+    for target, plan in zip(loaded.release.targets, targets, strict=True):
+        legal = {recipe.recipe for recipe in plan.recipes if recipe.legal}
+        for name in target.variants:
+            varied = plan_target(loaded, target.varied(name), facts)
+            refused = [recipe for recipe in varied.recipes if recipe.recipe in legal and not recipe.legal]
+            if len(refused) == len(legal):
+                problems.append(f"{loaded.path}: target {target.name}, variant {name}: {refused[0].reason}")
+    if problems:
+        raise Unsupported("\n".join(problems), hint="remove or change them; nothing was started")
+    return ()
 
 
 def _pin_warnings(targets: Sequence[TargetPlan]) -> tuple[str, ...]:
@@ -190,6 +215,7 @@ def plan_release(
     asked = ask_store(loaded, store_seconds, replace=replace)
     check_directories(loaded)
     check_prices(loaded)
+    check_objective(loaded)
     check_adapters(loaded)
     check_routers(loaded)
     _refuse_before_reading(loaded)
@@ -206,6 +232,7 @@ def plan_release(
     placement_warnings = _check_task_placement(loaded, tasks)
     targets = tuple(plan_target(loaded, target, facts) for target in release.targets)
     _refuse_impossible(loaded, targets)
+    unused = _refuse_variants(loaded, targets, facts)
     _refuse_servers(loaded)
     disk = _plan_disk(loaded, facts) if facts else None
     here = all(target.accelerator == "cpu" for target in release.targets)
@@ -251,6 +278,7 @@ def plan_release(
             *size_warnings(release, facts),
             *model_warnings(loaded, facts),
             *target_warnings(targets),
+            *unused,
             *recipe_warnings(loaded),
             *task_warnings,
             *placement_warnings,

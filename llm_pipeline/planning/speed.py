@@ -84,9 +84,11 @@ def engine_of(facts: ModelFacts, target: Target, recipe: QuantizationRecipe) -> 
     Raises:
         ConfigError: The target's accelerator is not in the GPU catalog.
     """
-    speculation, drafted = target.runtime.extra_llm_args.get("speculative_config"), 0
+    speculation, drafted = target.runtime.engine_args.get("speculative_config"), 0
     if isinstance(speculation, dict):
-        lengths = (speculation.get(key) for key in ("max_draft_len", "num_nextn_predict_layers"))
+        lengths = (
+            speculation.get(key) for key in ("max_draft_len", "num_nextn_predict_layers", "num_speculative_tokens")
+        )
         drafted = max((length for length in lengths if isinstance(length, int)), default=_MOST_DRAFTED)
     return RooflineEngine(facts, recipe, find_gpu(target.accelerator), target.parallelism, 1 + drafted)
 

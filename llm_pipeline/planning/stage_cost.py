@@ -38,6 +38,7 @@ from llm_pipeline.planning.history import History, Step
 from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.planning.memory import weight_bytes
 from llm_pipeline.planning.speed import REACHED, Tokens, engine_of, most_tokens_per_second
+from llm_pipeline.release.candidate import candidates, target_of
 from llm_pipeline.release.flow import step_named, steps_of
 from llm_pipeline.release.measured_cost import busy_gpus
 from llm_pipeline.release.step import Work
@@ -102,12 +103,32 @@ def check_prices(loaded: LoadedRelease) -> None:
     Raises:
         ConfigError: A name is not in the GPU catalog.
     """
-    for name in loaded.deployment.gpu_hour_prices:
+    for name in loaded.deployment.gpu_hour_prices.keys() - {"cpu"}:
         try:
             find_gpu(name)
         except ConfigError as error:
             where = f"deployment {loaded.deployment.name}"
             raise ConfigError(f"gpu_hour_prices: {error.message}", where=where, hint=error.hint) from error
+
+
+def check_objective(loaded: LoadedRelease) -> None:
+    """Make sure that a choice by cost can be made.
+
+    Raises:
+        ConfigError: The load test looks for no rate, or what a target's hour costs is not known.
+    """
+    release, deployment = loaded.release, loaded.deployment
+    if release.ladder.objective != "cost":
+        return
+    if release.policy.load_test.search is None:
+        where = f"policy {release.policy.name}"
+        raise ConfigError("ladder.objective: cost needs the highest rate", where=where, hint="set load_test.search")
+    if free := sorted({target.accelerator for target in release.targets} - deployment.gpu_hour_prices.keys()):
+        raise ConfigError(
+            f"ladder.objective: what an hour of {', '.join(free)} costs is not known in deployment {deployment.name}",
+            where=str(loaded.path),
+            hint=f"add it to gpu_hour_prices of deployments/{deployment.name}.yaml",
+        )
 
 
 def check_budget(loaded: LoadedRelease, costs: Mapping[Step, StepCost]) -> None:
@@ -200,7 +221,7 @@ class PlannedStage(Frozen):
 def planned_steps(release: ResolvedRelease, facts: ModelFacts | None = None) -> Iterator[tuple[str, str]]:
     """Name and subject of every step of a release that goes well, in the order in which one machine runs them."""
     for step, subject in well_gone_steps(release, climbing_order(release, facts)):
-        yield step.name, subject
+        yield step.stage_name, subject
 
 
 _BUILD_SECONDS_PER_GIGABYTE = 6.0
@@ -226,11 +247,20 @@ def predicted_seconds(
     return found
 
 
+def _worked_on(loaded: LoadedRelease, target: Target) -> tuple[str, ...]:
+    """Subjects of what is computed for a target: its candidates, whose results the chosen one takes, or itself."""
+    release = loaded.release
+    if release.ladder.objective == "size":
+        return (target.name,)
+    tried = candidates(release, [recipe.name for recipe in release.recipes])
+    return tuple(one for group in tried for one in group if target_of(one) == target.name)
+
+
 def _whatever_the_model(loaded: LoadedRelease) -> Iterator[tuple[Step, float]]:
     workload, canary = loaded.release.workload, loaded.release.policy.canary
     for target in loaded.release.targets:
         session = session_seconds(workload, loaded.release.policy.load_test)
-        yield from (((name, target.name), session) for name in steps_of(Work.LOAD))
+        yield from (((name, one), session) for name in steps_of(Work.LOAD) for one in _worked_on(loaded, target))
         start = engine_adapter(target.engine).start_seconds or 0.0
         for step, percent in enumerate(canary.steps_percent):
             bake = canary.minimum_bake_seconds + (0.0 if step else start)
@@ -248,13 +278,16 @@ def _by_size(
         largest = max(recipes, key=lambda recipe: weight_bytes(facts, recipe))
         start = engine_adapter(target.engine).start_seconds
         build = start or _BUILD_SECONDS_PER_GIGABYTE * weight_bytes(facts, largest) / 1e9
-        yield from (((name, target.name), build) for name in steps_of(Work.BUILD))
+        subjects = _worked_on(loaded, target)
+        yield from (((name, one), build) for name in steps_of(Work.BUILD) for one in subjects)
         if start:
-            yield from (((name, target.name), start) for name in steps_of(Work.SERVER_START))
+            yield from (
+                ((name, one), start) for name in steps_of(Work.SERVER_START) for one in (target.name, *subjects)
+            )
         seconds = [_served_seconds(task, facts, target, largest) for task in served]
         known = [value for value in seconds if value is not None]
         if len(known) == len(seconds):
-            yield from (((name, target.name), sum(known)) for name in steps_of(Work.SERVED_SCORING))
+            yield from (((name, one), sum(known)) for name in steps_of(Work.SERVED_SCORING) for one in subjects)
 
 
 def _served_seconds(task: TaskItems, facts: ModelFacts, target: Target, recipe: QuantizationRecipe) -> float | None:

@@ -31,6 +31,7 @@ from llm_pipeline.base.logging import Lines, get_logger
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.store import StoreModel
+from llm_pipeline.release.candidate import target_of
 from llm_pipeline.release.changes import changing
 from llm_pipeline.release.contract import (
     Stage,
@@ -117,12 +118,12 @@ class StageRecord(Frozen):
 
 
 def key_content(stage: Stage[Any], config: Any, inputs: Mapping[str, ArtifactRef], subject: str) -> KeyContent:
-    """What a stage's result depends on."""
+    """What a stage's result depends on; that of a candidate is the same once it is chosen."""
     dumped = config.model_dump(mode="json")
     return KeyContent(
         stage=stage.name,
         version=stage.version,
-        subject=subject,
+        subject=target_of(subject) if stage.reusable else subject,
         config={name: value for name, value in dumped.items() if name not in stage.places},
         inputs=dict(sorted(inputs.items())),
         tools=tool_versions(stage, config),
@@ -236,7 +237,7 @@ def _execute(request: StageRequest) -> StageResult:
         tool_seconds=0.0 if result.reused else result.timings.tool_seconds,
     )
     release_id = request.release_id if stage.name != "resolve" else result.release_id
-    result = result.model_copy(update={"release_id": release_id, "timings": timings})
+    result = result.model_copy(update={"release_id": release_id, "subject": request.subject, "timings": timings})
     if result.judgement is None:
         log.info(Lines(measured_table(f"{stage.name} {request.subject}".strip(), result.metrics)))
     else:
@@ -271,7 +272,7 @@ def _compute(
     return StageResult(
         release_id=output.release_id or request.release_id,
         stage=stage.name,
-        subject=request.subject,
+        subject=content.subject,
         key=key,
         artifacts=artifacts,
         metrics=dict(output.metrics),
@@ -289,7 +290,7 @@ def _publish(
     request, store = context.request, context.store
     provenance = Provenance(
         stage=f"{content.stage}/{content.version}",
-        subject=request.subject,
+        subject=content.subject,
         stage_key=content.key,
         release_id=request.release_id,
         config=content.config,

@@ -38,6 +38,8 @@ APPROVAL = "approve"
 
 _NEVER: Condition = lambda _release, _percent: False  # noqa: E731
 
+_PREPARED = (Need("download", Ending.SKIPPED), Need("baseline_gate", Ending.SKIPPED))
+
 RECIPES = Group(
     name="recipes",
     title="Recipes",
@@ -46,9 +48,17 @@ RECIPES = Group(
     over=Scope.RECIPE,
     in_turn=InTurn(
         after=("accuracy", "baseline_gate"),
-        needs=(Need("download", Ending.SKIPPED), Need("baseline_gate", Ending.SKIPPED)),
+        needs=_PREPARED,
     ),
     side_by_side=lambda release: release.ladder.strategy == "every",
+)
+TRIALS = Group(
+    name="trials",
+    title="Trials",
+    one="Trial",
+    words="Build, serve and load-test what passed, one candidate after the other",
+    over=Scope.CANDIDATE,
+    in_turn=InTurn(after=("trial_load_test", "trial_staging_down"), needs=_PREPARED),
 )
 TARGETS = Group(
     name="targets",
@@ -70,6 +80,103 @@ PROMOTION = Group(
     ),
     offered_by=APPROVAL,
 )
+
+_SERVED: tuple[Step, ...] = (
+    Step(
+        name="build",
+        title="Build",
+        words="Builds the engine for one target.",
+        scope=Scope.TARGET,
+        group=TARGETS,
+        after=("choose",),
+        machine=Machine.TARGET_HOST,
+        gpus=Gpus.TAKEN,
+        heavy=True,
+        environment=Environment.OF_TARGET,
+        work=Work.BUILD,
+    ),
+    Step(
+        name="package",
+        title="Package",
+        words="Makes the model repository that the server loads, with golden answers beside it.",
+        scope=Scope.TARGET,
+        group=TARGETS,
+        after=("build",),
+        machine=Machine.TARGET_HOST,
+    ),
+    Step(
+        name="staging",
+        title="Staging",
+        words="Starts a server with the candidate and asks it the golden prompts.",
+        scope=Scope.TARGET,
+        group=TARGETS,
+        after=("package",),
+        ends=Scope.TARGET,
+        effect=Effect.STAGING,
+        machine=Machine.TARGET_HOST,
+        gpus=Gpus.TAKEN,
+        work=Work.SERVER_START,
+    ),
+    Step(
+        name="served_accuracy",
+        title="Served accuracy gate",
+        words="Scores the served model: the engine may differ from the checkpoint.",
+        scope=Scope.TARGET,
+        group=TARGETS,
+        after=("staging",),
+        ends=Scope.TARGET,
+        machine=Machine.TARGET_HOST,
+        gpus=Gpus.TAKEN,
+        environment=Environment.MODEL,
+        work=Work.SERVED_SCORING,
+    ),
+    Step(
+        name="load_test",
+        title="Load test gate",
+        words="Sends the workload at its scheduled times and judges the service level.",
+        scope=Scope.TARGET,
+        group=TARGETS,
+        after=("served_accuracy",),
+        ends=Scope.TARGET,
+        machine=Machine.TARGET_HOST,
+        gpus=Gpus.TAKEN,
+        work=Work.LOAD,
+    ),
+    Step(
+        name="staging_down",
+        title="Stop staging",
+        words="Stops the staging server. Always runs.",
+        scope=Scope.TARGET,
+        group=TARGETS,
+        after=("load_test",),
+        tears_down=("staging",),
+        decides=False,
+        effect=Effect.STAGING,
+        machine=Machine.TARGET_HOST,
+    ),
+)
+"""What builds, serves and judges one target."""
+
+
+def _tried(step: Step) -> Step:
+    """The same step for each candidate, in a release by cost."""
+    first = step.name == "build"
+    return replace(
+        step,
+        name=f"trial_{step.name}",
+        title=f"Trial: {step.title.lower()}",
+        task=step.name,
+        stage=step.name,
+        scope=Scope.CANDIDATE,
+        group=TRIALS,
+        after=("accuracy", "baseline_gate") if first else tuple(f"trial_{name}" for name in step.after),
+        start=Start.ALWAYS if first else step.start,  # one recipe that passed is enough
+        needs=_PREPARED if first else (),
+        ends=step.ends and Scope.CANDIDATE,
+        tears_down=tuple(f"trial_{name}" for name in step.tears_down),
+        when=lambda release, _percent: release.ladder.objective == "cost",
+    )
+
 
 FLOW: tuple[Step, ...] = (
     Step(
@@ -178,90 +285,23 @@ FLOW: tuple[Step, ...] = (
         environment=Environment.MODEL,
         work=Work.COMPARISON,
     ),
+    *map(_tried, _SERVED),
     Step(
         name="choose",
         title="Choose",
-        words="Picks the cheapest recipe that passed for this target. Fails when none did.",
+        words=(
+            "Picks the cheapest recipe that passed for this target: the smallest, or by what its trial measured. Fails "
+            "when none did."
+        ),
         scope=Scope.TARGET,
         group=TARGETS,
-        after=("baseline_gate", "accuracy"),
+        after=("baseline_gate", "accuracy", "trial_load_test", "trial_staging_down"),
         start=Start.ALWAYS,  # one recipe that passed is enough
         needs=(Need("download", Ending.FAILED), Need("baseline_gate", Ending.FAILED)),
         ends=Scope.TARGET,
         machine=Machine.TARGET_HOST,
     ),
-    Step(
-        name="build",
-        title="Build",
-        words="Builds the engine for one target.",
-        scope=Scope.TARGET,
-        group=TARGETS,
-        after=("choose",),
-        machine=Machine.TARGET_HOST,
-        gpus=Gpus.TAKEN,
-        heavy=True,
-        environment=Environment.OF_TARGET,
-        work=Work.BUILD,
-    ),
-    Step(
-        name="package",
-        title="Package",
-        words="Makes the model repository that the server loads, with golden answers beside it.",
-        scope=Scope.TARGET,
-        group=TARGETS,
-        after=("build",),
-        machine=Machine.TARGET_HOST,
-    ),
-    Step(
-        name="staging",
-        title="Staging",
-        words="Starts a server with the candidate and asks it the golden prompts.",
-        scope=Scope.TARGET,
-        group=TARGETS,
-        after=("package",),
-        ends=Scope.TARGET,
-        effect=Effect.STAGING,
-        machine=Machine.TARGET_HOST,
-        gpus=Gpus.TAKEN,
-        work=Work.SERVER_START,
-    ),
-    Step(
-        name="served_accuracy",
-        title="Served accuracy gate",
-        words="Scores the served model: the engine may differ from the checkpoint.",
-        scope=Scope.TARGET,
-        group=TARGETS,
-        after=("staging",),
-        ends=Scope.TARGET,
-        machine=Machine.TARGET_HOST,
-        gpus=Gpus.TAKEN,
-        environment=Environment.MODEL,
-        work=Work.SERVED_SCORING,
-    ),
-    Step(
-        name="load_test",
-        title="Load test gate",
-        words="Sends the workload at its scheduled times and judges the service level.",
-        scope=Scope.TARGET,
-        group=TARGETS,
-        after=("served_accuracy",),
-        ends=Scope.TARGET,
-        machine=Machine.TARGET_HOST,
-        gpus=Gpus.TAKEN,
-        work=Work.LOAD,
-    ),
-    Step(
-        name="staging_down",
-        title="Stop staging",
-        words="Stops the staging server. Always runs.",
-        scope=Scope.TARGET,
-        group=TARGETS,
-        after=("load_test",),
-        tears_down=("staging",),
-        decides=False,
-        effect=Effect.STAGING,
-        machine=Machine.TARGET_HOST,
-    ),
+    *_SERVED,
     Step(
         name=APPROVAL,
         title="Production approval",
@@ -375,12 +415,12 @@ def clears_up(name: str) -> bool:
 
 def steps_of(work: Work) -> tuple[str, ...]:
     """Names of the steps whose time goes into that."""
-    return tuple(step.name for step in release_flow() if step.work is work)
+    return tuple(step.name for step in release_flow() if step.work is work and not step.stage)
 
 
 def stage_names() -> tuple[str, ...]:
     """The steps that a stage's process does, in order."""
-    return tuple(step.name for step in release_flow() if step.is_stage)
+    return tuple(step.name for step in release_flow() if step.is_stage and not step.stage)
 
 
 def with_steps(flow: tuple[Step, ...], added: Iterable[Step]) -> tuple[Step, ...]:

@@ -50,7 +50,7 @@ def busy_gpus(release: ResolvedRelease, deployment: Deployment, stage: str, subj
     if step.machine is Machine.QUANTIZATION_HOST and host is not None:
         return host.accelerator, host.count
     if step.machine is Machine.TARGET_HOST:
-        target = release.target(subject.partition(":")[0])
+        target = release.target(subject)
         return ("", 0) if target.accelerator == "cpu" else (target.accelerator, target.accelerator_count)
     return "", 0
 

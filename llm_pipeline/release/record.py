@@ -14,6 +14,7 @@ from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.overrides import Overrides
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.model_facts.facts import ModelFacts
+from llm_pipeline.release.candidate import target_of
 from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.artifact_store import Document
 from llm_pipeline.store.signed_documents import refusal, require_signed
@@ -65,7 +66,8 @@ class ReleaseRecord(Frozen):
         return f"{self.overrides}, by {self.overridden_by}" if self.overrides else ""
 
     def place_of(self, target: str) -> str:
-        """Name of the place that a target goes to."""
+        """Name of the place that a target, or a candidate for it, goes to."""
+        target = target_of(target)
         return self.places.get(target, target)
 
     def target_at(self, place: str) -> str:

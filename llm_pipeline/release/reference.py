@@ -11,9 +11,9 @@ from llm_pipeline.release.step import Effect, Step
 
 
 def steps_table(steps: Iterable[Step]) -> str:
-    """All steps as a table in Markdown."""
+    """All steps as a table in Markdown, each stage once."""
     rows = ["| step | works on | changes | a verdict other than GO ends |", "|---|---|---|---|"]
-    for step in steps:
+    for step in (one for one in steps if not one.stage):
         changes = "" if step.effect is Effect.NONE else step.effect.value
         gate = f"the {step.ends.value}" if step.ends else ""
         rows.append(f"| `{step.name}` | {step.scope.value} | {changes} | {gate} |")

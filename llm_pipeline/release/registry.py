@@ -26,7 +26,7 @@ def load_stage(name: str) -> Stage[Any]:
     step = next((one for one in FLOW if one.name == name), None) or step_named(name)
     if step is None or not step.is_stage:
         raise ConfigError(f"unknown stage {name!r}", hint=f"stages are: {', '.join(stage_names())}")
-    stage: Stage[Any] = import_module(step.module or f"llm_pipeline.stages.{name}").STAGE
+    stage: Stage[Any] = import_module(step.module or f"llm_pipeline.stages.{step.stage_name}").STAGE
     own_environment = step.environment is Environment.OF_TARGET or step.environment.value == stage.environment
     if not own_environment or stage.reusable is not step.reusable:
         raise ConfigError(

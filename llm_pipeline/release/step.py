@@ -20,6 +20,8 @@ class Scope(StrEnum):
     RELEASE = "release"
     RECIPE = "recipe"
     TARGET = "target"
+    CANDIDATE = "candidate"
+    """A recipe on a target, in one of its variants."""
     CANARY_STEP = "canary step"
 
 
@@ -160,7 +162,7 @@ class Step:
     """One step of a release.
 
     Attributes:
-        name: Name of the stage, and of its results.
+        name: Name of the step.
         title: Display name of its task.
         words: What it does, for people.
         scope: What it works on.
@@ -185,6 +187,7 @@ class Step:
         when: Whether a release has it at all.
         planned: Whether the plan lists it; not a question that is put only when something is unusual.
         module: Module that holds the stage's `STAGE`; by default that of the same name in `llm_pipeline.stages`.
+        stage: Name of a stage that another step has as well; by default the step's own.
         task: Name of its task; by default the step's.
     """
 
@@ -212,7 +215,18 @@ class Step:
     when: Condition = lambda _release, _percent: True
     planned: Condition = lambda _release, _percent: True
     module: str = ""
+    stage: str = ""
     task: str = ""
+
+    @property
+    def stage_name(self) -> str:
+        """Name of its stage, and of its results."""
+        return self.stage or self.name
+
+    @property
+    def is_attempt(self) -> bool:
+        """Whether it works on one of several that may fail, as long as another one does not."""
+        return self.scope in (Scope.RECIPE, Scope.CANDIDATE)
 
     @property
     def is_stage(self) -> bool:

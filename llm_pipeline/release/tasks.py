@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from llm_pipeline.release.candidate import Candidate, candidates
 from llm_pipeline.release.flow import release_flow
 from llm_pipeline.release.step import Ending, Group, Kind, Scope, Start, Step
 
@@ -138,11 +139,13 @@ def _without_implied(tasks: Iterable[Task]) -> Iterator[Task]:
     """
     ended: dict[str, frozenset[str]] = {}  # by a task: what has ended whenever it has
     well: dict[str, frozenset[str]] = {}  # by a task: what ended well whenever it did
-    questions: set[str] = set()
+    questions, deciding = set[str](), set[str]()
     for task in tasks:
         always, all_good = task.start is Start.ALWAYS or not task.step.decides, task.start is Start.ALL_GOOD
         implied = ended if always else well if all_good else {}
-        left_out = {name for other in task.after for name in implied.get(other, frozenset()) & ended[other]}
+        # What clears up decides nothing: without an edge of its own, a task before it would be the last that decides.
+        by = [other for other in task.after if other in deciding or not task.step.decides]
+        left_out = {name for other in by for name in implied.get(other, frozenset()) & ended[other]}
         after = tuple(name for name in task.after if name in questions or name not in left_out)
         behind = [ended[name] | {name} for name in after] or [frozenset[str]()]
         early = not questions.isdisjoint(after) or not (always or task.start is Start.ANY_GOOD)
@@ -151,6 +154,8 @@ def _without_implied(tasks: Iterable[Task]) -> Iterator[Task]:
         well[task.id] = frozenset(good.union(*(well[name] for name in good)))
         if task.step.kind is Kind.QUESTION:
             questions.add(task.id)
+        if task.step.decides:
+            deciding.add(task.id)
         yield replace(task, after=after)
 
 
@@ -174,7 +179,12 @@ def well_gone_steps(release: ResolvedRelease, recipes: Sequence[str]) -> Iterato
 
 
 def _lanes(group: Group, release: ResolvedRelease, recipes: Sequence[str]) -> Iterator[Lane]:
-    """One for all items of a group, or one for each where they come in turn."""
+    """One for all items of a group, or one for each where they come in turn; of candidates, for all targets at once."""
+    if group.over is Scope.CANDIDATE:
+        for number, items in enumerate(candidates(release, recipes), start=1):
+            title = f"{group.one} {Candidate.of(items[0]).in_words}"
+            yield Lane(f"{group.name}_{number}", title, group, items, number)
+        return
     items = tuple(recipes) if group.over is Scope.RECIPE else tuple(target.name for target in release.targets)
     if group.in_turn is None or group.side_by_side(release):
         yield Lane(group.name, group.title, group, items)

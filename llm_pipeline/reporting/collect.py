@@ -26,10 +26,13 @@ from llm_pipeline.loadtest.outcome import LoadTestOutcome, deciding_windows, rea
 from llm_pipeline.loadtest.records import Records, join, read_records
 from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.planning.stage_cost import PlannedStage, TotalCost
+from llm_pipeline.planning.target_plan import TargetPlan
+from llm_pipeline.release.candidate import is_trial
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.decision import read_decisions, refusal, waiting
 from llm_pipeline.release.record import ReleaseRecord, read_release_record
 from llm_pipeline.release_progress import ReleaseProgress
+from llm_pipeline.reporting.candidates import read_candidates
 from llm_pipeline.reporting.failures import flow_order, read_failures
 from llm_pipeline.reporting.headline import decides, recipe_in_words, release_headline, released_facts
 from llm_pipeline.reporting.highlights import highlights
@@ -197,6 +200,8 @@ class _Collector:
             summary=self._summary,
             passed_over=lambda recipe: self._try(f"the ladder of {recipe}", lambda: self._flow.passed_over(recipe)),
         )
+        plans = self._planned("targets", TargetPlan)
+        tried = self._try("the candidates", lambda: read_candidates(self._flow, results, plans)) or ()
         return ReportData(
             release_id=record.release_id,
             title=record.release.name,
@@ -206,12 +211,13 @@ class _Collector:
             collected_at=datetime.now(UTC),
             headline=release_headline(record, results, pointers, failures, canaries, question=question),
             facts=(*released_facts(record, results, pointers), *self._budget()),
-            highlights=highlights(trials, published, accuracy, loads, canaries),
+            highlights=highlights(trials, published, accuracy, loads, canaries, candidates=tried),
             failures=failures,
             gates=self._gates(),
             margin=record.release.policy.accuracy.margin,
             published_bytes=published,
             trials=trials,
+            candidates=tried,
             accuracy=accuracy,
             loads=loads,
             canaries=canaries,
@@ -303,7 +309,7 @@ class _Collector:
         policy = self._record.release.policy
         gates = {"accuracy": ("", policy.accuracy), "served_accuracy": ("served on ", policy.served_accuracy)}
         studies = []
-        for result in self._by_flow():
+        for result in (one for one in self._by_flow() if not is_trial(one.stage, one.subject)):
             prefix, own = gates.get(result.stage, ("", None))
             summary = self._summary(result.stage, result.subject) if own else None
             if own and summary and summary.comparison:

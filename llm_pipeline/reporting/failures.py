@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llm_pipeline.base.errors import ErrorDocument, runbook
+from llm_pipeline.release.candidate import is_trial
 from llm_pipeline.release.contract import StageFailure
 from llm_pipeline.release.flow import release_flow, step_named
 from llm_pipeline.release.step import Effect, Scope
@@ -44,7 +45,8 @@ def flow_order(stage: str) -> int:
 def _failed(failure: StageFailure, results: Results) -> FailedStage:
     chosen = chosen_recipes(results).values()
     step = step_named(failure.stage)
-    aside = step is not None and step.scope is Scope.RECIPE and bool(chosen) and failure.subject not in chosen
+    recipe = step is not None and step.scope is Scope.RECIPE and bool(chosen) and failure.subject not in chosen
+    aside = recipe or is_trial(failure.stage, failure.subject)
     clears_up = step is not None and not step.decides and step.effect is not Effect.PRODUCTION
     decides = not aside and not clears_up
     return FailedStage(stage=failure.stage, subject=failure.subject, decides=decides, error=failure.error)

@@ -7,6 +7,7 @@ from datetime import datetime
 
 from llm_pipeline.accuracy.choice import recipes_in_words
 from llm_pipeline.base.verdict import Verdict, worst
+from llm_pipeline.release.candidate import is_trial
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.decision import Decision
 from llm_pipeline.release.flow import clears_up
@@ -16,6 +17,7 @@ from llm_pipeline.reporting.model import CanaryStudy, Fact, FailedStage, Headlin
 from llm_pipeline.reporting.production import (
     UNQUANTIZED,
     Results,
+    chosen_in_words,
     chosen_recipes,
     ended_in_rollback,
     rollback_in_words,
@@ -25,7 +27,9 @@ from llm_pipeline.store.place_state import PlaceState
 
 
 def decides(result: StageResult, results: Results) -> bool:
-    """Whether a gate bears on the release: the gate of a recipe that no target chose does not, once `choose` judged."""
+    """Whether a gate bears on the release: a candidate's does not, nor once `choose` judged that of another recipe."""
+    if is_trial(result.stage, result.subject):
+        return False
     chose = any(stage == "choose" for stage, _ in results)
     return result.stage != "accuracy" or not chose or result.subject in chosen_recipes(results).values()
 
@@ -33,7 +37,7 @@ def decides(result: StageResult, results: Results) -> bool:
 def recipe_in_words(record: ReleaseRecord, results: Results) -> str:
     """The recipe in a title: the chosen one, or the only one; else what became of the choice."""
     names = [recipe.name for recipe in record.release.recipes]
-    chosen = recipes_in_words(chosen_recipes(results)) or (names[0] if len(names) == 1 else "")
+    chosen = chosen_in_words(results) or (names[0] if len(names) == 1 else "")
     if chosen:
         return f"recipe {chosen}{' (unquantized)' if chosen == UNQUANTIZED else ''}"
     return "no recipe passed" if any(stage == "choose" for stage, _ in results) else "no recipe chosen yet"
@@ -182,8 +186,7 @@ def released_facts(record: ReleaseRecord, results: Results, pointers: Mapping[st
         Fact(label="Licence", value=record.model.license or "not stated"),
         Fact(
             label="Recipe",
-            value=recipes_in_words(chosen_recipes(results))
-            or f"none chosen of {', '.join(recipe.name for recipe in release.recipes)}",
+            value=chosen_in_words(results) or f"none chosen of {', '.join(recipe.name for recipe in release.recipes)}",
         ),
         Fact(label="Baseline", value=release.baseline.dtype),
         Fact(label="Policy", value=release.policy.name),

@@ -8,7 +8,7 @@ from llm_pipeline.base.quantities import byte_size, duration, measure, points
 from llm_pipeline.canary.record import EventKind
 from llm_pipeline.inspection.release_index import Figure
 from llm_pipeline.loadtest.outcome import WindowSummary, deciding_windows, quantile_of
-from llm_pipeline.reporting.model import AccuracyStudy, CanaryStudy, LoadStudy, Trial
+from llm_pipeline.reporting.model import AccuracyStudy, CanaryStudy, CandidateRow, LoadStudy, Trial
 
 
 def highlights(
@@ -17,8 +17,10 @@ def highlights(
     accuracy: Sequence[AccuracyStudy],
     loads: Sequence[LoadStudy],
     canaries: Sequence[CanaryStudy],
+    *,
+    candidates: Sequence[CandidateRow] = (),
 ) -> tuple[Figure, ...]:
-    """Size, speed and accuracy of each chosen recipe, then each load test and canary."""
+    """Size, speed and accuracy of each chosen recipe, then each load test, what was chosen by cost, and each canary."""
     found: list[Figure] = []
     for chosen in (trial for trial in trials if trial.chosen_on):
         if chosen.bytes:
@@ -34,6 +36,7 @@ def highlights(
     return (
         *found,
         *(figure for load in loads for figure in _load(load)),
+        *(figure for row in candidates if row.chosen for figure in _chosen(row)),
         *(_canary(study) for study in canaries if study.samples),
     )
 
@@ -52,9 +55,21 @@ def _load(load: LoadStudy) -> Iterator[Figure]:
     outcome, rate = load.outcome, load.outcome.confirmed_rate_per_second
     yield from load_figures(load)
     if outcome.token_cost is not None and rate is not None:
-        cost, currency = outcome.token_cost
-        note = "a million output tokens at the confirmed rate"
-        yield Figure(label=f"Cost, {load.target}", value=f"{cost:.3g} {currency}", note=note)
+        cost = outcome.token_cost
+        note = f"a million output tokens at the confirmed rate: {cost.lower:.3g} to {cost.upper:.3g}"
+        yield Figure(label=f"Cost, {load.target}", value=f"{cost.estimate:.3g} {cost.currency}", note=note)
+
+
+def _chosen(row: CandidateRow) -> Iterator[Figure]:
+    """What a release by cost measured of what it released, beside the plan."""
+    if row.tokens_per_second:
+        planned = row.planned_tokens_per_second
+        note = f"{row.name}; {planned:,.0f} planned" if planned else row.name
+        yield Figure(label=f"Tokens, {row.target}", value=f"{row.tokens_per_second:,.0f} tokens/s", note=note)
+    if row.gpu_memory_bytes:
+        planned_bytes = row.planned_memory_bytes
+        note = f"{byte_size(planned_bytes)} planned" if planned_bytes else ""
+        yield Figure(label=f"GPU memory, {row.target}", value=byte_size(row.gpu_memory_bytes), note=note)
 
 
 def load_figures(load: LoadStudy) -> Iterator[Figure]:

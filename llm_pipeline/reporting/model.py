@@ -15,7 +15,7 @@ from llm_pipeline.canary.record import CanaryEvent
 from llm_pipeline.canary.timeline import EvidenceSeries, StepSummary, TimelinePoint
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.inspection.release_index import Figure
-from llm_pipeline.loadtest.outcome import LoadTestOutcome
+from llm_pipeline.loadtest.outcome import LoadTestOutcome, TokenCost
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.reporting.spending import Spending
 
@@ -121,6 +121,36 @@ class Trial(Frozen):
     look: int | None = None
     looks: int = 1
     engines: tuple[EngineSpeed, ...] = ()
+
+
+class CandidateRow(Frozen):
+    """A candidate, measured at the rate that its load test confirmed.
+
+    Attributes:
+        name: Recipe and variant.
+        chosen: Whether it is released on its target.
+        verdict: Of its trial; None after an error.
+        outcome: Why it did not pass; empty where it did.
+        tokens_per_second: Output tokens of all requests together.
+        planned_tokens_per_second: What the plan reckons with for requests of these lengths; None where it says nothing.
+        planned_cost: The hour's price by that.
+        gpu_memory_bytes: Most in use on its GPUs while it decided.
+        planned_memory_bytes: Weights, runtime and KV cache by the plan, of all ranks together.
+        acceptance_length: Tokens a step with speculation; None without.
+    """
+
+    target: str
+    name: str
+    chosen: bool
+    verdict: Verdict | None
+    outcome: str = ""
+    cost: TokenCost | None = None
+    planned_cost: float | None = None
+    tokens_per_second: float | None = None
+    planned_tokens_per_second: float | None = None
+    gpu_memory_bytes: int | None = None
+    planned_memory_bytes: int | None = None
+    acceptance_length: float | None = None
 
 
 class AccuracyStudy(Frozen):
@@ -234,6 +264,7 @@ class ReportData(Frozen):
         margin: Accepted loss over all items, a fraction.
         published_bytes: Size of the checkpoint as published; None where it is not known.
         trials: Every recipe, the cheapest first.
+        candidates: What a release by cost tried.
         evaluation_data: The data of the hub that the tasks read.
     """
 
@@ -251,6 +282,7 @@ class ReportData(Frozen):
     margin: float = 0.0
     published_bytes: int | None = None
     trials: tuple[Trial, ...] = ()
+    candidates: tuple[CandidateRow, ...] = ()
     accuracy: tuple[AccuracyStudy, ...] = ()
     loads: tuple[LoadStudy, ...] = ()
     canaries: tuple[CanaryStudy, ...] = ()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from llm_pipeline.accuracy.choice import recipes_in_words
 from llm_pipeline.base.quantities import duration
 from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.canary.record import CanaryEvent, EventKind, Phase
+from llm_pipeline.release.candidate import Candidate
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.reporting.model import CanaryRollback, CanaryStudy
 from llm_pipeline.store.place_state import PlaceState, Pointer
@@ -21,6 +23,15 @@ def chosen_recipes(results: Results) -> dict[str, str]:
     """The recipe that is released on each target; without those that have not chosen yet, or found none that passed."""
     choices = {target: choice.metrics.get("recipe") for (stage, target), choice in results.items() if stage == "choose"}
     return {target: str(recipe) for target, recipe in choices.items() if recipe}
+
+
+def chosen_in_words(results: Results) -> str:
+    """The recipes that targets chose, with their variants; empty for none."""
+    taken = {}
+    for target, recipe in chosen_recipes(results).items():
+        variant = results["choose", target].metrics.get("variant") or ""
+        taken[target] = Candidate(target, recipe, str(variant)).in_words
+    return recipes_in_words(taken)
 
 
 def serves(pointer: Pointer | None, release_id: str, results: Results, target: str) -> bool:

@@ -89,6 +89,8 @@ class Metrics:
         input_tokens: Counters of prompts' tokens.
         output_tokens: Counters of generated tokens.
         kv_cache: Share of the KV cache in use; the first name that is there counts, and its highest value.
+        drafts: Counters of steps with speculated tokens.
+        accepted: Counters of speculated tokens that were right.
     """
 
     active: tuple[str, ...]
@@ -96,6 +98,8 @@ class Metrics:
     input_tokens: tuple[str, ...]
     output_tokens: tuple[str, ...]
     kv_cache: tuple[str, ...]
+    drafts: tuple[str, ...]
+    accepted: tuple[str, ...]
 
 
 ACTIVE_REQUESTS = "llm_active_requests"
@@ -125,6 +129,8 @@ METRICS = Metrics(
         *("llm_kv_cache_usage", "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
         *("sglang:token_usage", "trtllm_kv_cache_utilization"),
     ),
+    drafts=("llm_drafts_total", "vllm:spec_decode_num_drafts_total"),
+    accepted=("llm_accepted_total", "vllm:spec_decode_num_accepted_tokens_total"),
 )
 
 

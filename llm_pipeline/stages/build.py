@@ -108,7 +108,7 @@ def _tools(config: BuildConfig) -> tuple[str, ...]:
 
 def request(flow: ReleaseProgress, subject: str) -> tuple[BuildConfig, Mapping[str, ArtifactRef]]:
     """What the stage is given."""
-    target, recipe = flow.release.target(subject), flow.chosen_recipe(subject)
+    target, recipe = flow.target(subject), flow.chosen_recipe(subject)
     quantized = flow.result("quantize", recipe).artifacts
     evaluation = flow.artifact("accuracy", recipe, "evaluation")  # its prompts are the golden ones
     inputs = {"checkpoint": quantized["checkpoint"], "evaluation": evaluation}

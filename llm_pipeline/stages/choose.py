@@ -1,4 +1,4 @@
-"""Stage `choose`: of a target's ladder, pick the cheapest recipe that passed its accuracy gate."""
+"""Stage `choose`: of a target's ladder, pick the cheapest recipe that passed its gates, by size or by measured cost."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from llm_pipeline.accuracy.choice import RecipeAttempt, choose_recipe
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.base.records import ArtifactRef, Metric
 from llm_pipeline.config.model import ConfigModel
+from llm_pipeline.loadtest.cost_choice import CostTrial, choose_by_cost
+from llm_pipeline.release.candidate import Candidate
 from llm_pipeline.release.contract import Stage, StageContext, StageOutput
 
 if TYPE_CHECKING:
@@ -22,13 +24,15 @@ class ChooseConfig(ConfigModel):
 
     Attributes:
         attempts: The recipes that were tried and are legal on the target, the cheapest first.
+        trials: The candidates that were tried, from the smallest change to the largest; None for a choice by size.
     """
 
     attempts: tuple[RecipeAttempt, ...]
+    trials: tuple[CostTrial, ...] | None = None
 
 
 def run(context: StageContext[ChooseConfig]) -> StageOutput:
-    """Choose; the metric `recipe` is the chosen name, or None.
+    """Choose; the metric `recipe` is the chosen name, or None, and `variant` that of the target's variant.
 
     Raises:
         Terminal: Every recipe failed before it could be judged.
@@ -38,13 +42,24 @@ def run(context: StageContext[ChooseConfig]) -> StageOutput:
         tell = log.info if attempt.verdict else log.warning
         tell("recipe tried", recipe=attempt.recipe, verdict=verdict, bytes=attempt.bytes)
     recipe, judgement = choose_recipe(context.config.attempts)
-    return StageOutput(metrics={"recipe": recipe}, judgement=judgement)
+    if recipe is None or context.config.trials is None:
+        return StageOutput(metrics={"recipe": recipe}, judgement=judgement)
+    chosen, judgement = choose_by_cost(context.config.trials)
+    if chosen is None or chosen.cost is None:
+        return StageOutput(metrics={"recipe": None}, judgement=judgement)
+    metrics: dict[str, Metric] = {"recipe": chosen.recipe, "variant": chosen.variant or None, **chosen.cost.metrics}
+    return StageOutput(metrics=metrics, judgement=judgement)
 
 
 def request(flow: ReleaseProgress, subject: str) -> tuple[ChooseConfig, Mapping[str, ArtifactRef]]:
     """What the stage is given."""
-    attempts = (_attempt(flow, recipe) for recipe in flow.record.ladders.get(subject, ()))
-    return ChooseConfig(attempts=tuple(attempt for attempt in attempts if attempt)), {}
+    ladder = flow.record.ladders.get(subject, ())
+    attempts = tuple(filter(None, (_attempt(flow, recipe) for recipe in ladder)))
+    if flow.release.ladder.objective == "size":
+        return ChooseConfig(attempts=attempts), {}
+    variants = ("", *flow.release.target(subject).variants)
+    tried = (flow.trial(Candidate(subject, recipe, variant)) for recipe in reversed(ladder) for variant in variants)
+    return ChooseConfig(attempts=attempts, trials=tuple(filter(None, tried))), {}
 
 
 def _attempt(flow: ReleaseProgress, recipe: str) -> RecipeAttempt | None:
@@ -64,5 +79,5 @@ def _attempt(flow: ReleaseProgress, recipe: str) -> RecipeAttempt | None:
 
 
 STAGE = Stage(
-    name="choose", version=6, config=ChooseConfig, request=request, run=run, environment="control", publishes=False
+    name="choose", version=7, config=ChooseConfig, request=request, run=run, environment="control", publishes=False
 )

@@ -74,7 +74,7 @@ class LoadTestConfig(ConfigModel):
         policy: When the server is fast enough.
         staging: When it is ready, asked once more after the load.
         physics: What the hardware allows at best; None where that is not known.
-        hour_price: Price of an hour of the engine's GPUs; None without one.
+        hour_price: Price of an hour of the engine's GPUs, or of the machine on a CPU; None without one.
         currency: What it is in.
     """
 
@@ -102,6 +102,7 @@ def run(context: StageContext[LoadTestConfig]) -> StageOutput:
     from llm_pipeline.loadtest.findings import format_load_test
     from llm_pipeline.loadtest.measure import LoadClient
     from llm_pipeline.loadtest.session import run_session
+    from llm_pipeline.loadtest.token_cost import token_cost
     from llm_pipeline.loadtest.token_counter import open_counter
     from llm_pipeline.loadtest.windows import Windows
     from llm_pipeline.loadtest.workload import TrafficSource
@@ -120,7 +121,9 @@ def run(context: StageContext[LoadTestConfig]) -> StageOutput:
     require_served(config.endpoint, config.repository_digest)
     with LoadClient(config.endpoint) as client:
         windows = Windows(client, source, config.workload, config.policy, directory)
-        outcome = _priced(run_session(windows, users=config.users, physics=config.physics), config)
+        outcome = run_session(windows, users=config.users, physics=config.physics)
+        cost = token_cost(outcome, config.hour_price, config.currency)
+        outcome = outcome.model_copy(update={"token_cost": cost})
         outcome = _compared(context, client, source, outcome)
     outcome = _probed_again(context, outcome)
     require_served(config.endpoint, config.repository_digest)
@@ -144,15 +147,6 @@ def _drawn_anew(context: StageContext[LoadTestConfig]) -> StageContext[LoadTestC
     workload = context.config.workload
     again = workload.model_copy(update={"seed": workload.seed + _SEEDS_AN_ATTEMPT * before})
     return replace(context, config=context.config.model_copy(update={"workload": again}))
-
-
-def _priced(outcome: LoadTestOutcome, config: LoadTestConfig) -> LoadTestOutcome:
-    """With the cost of a million output tokens, at the rate that was confirmed."""
-    paces = [window.output_tokens_per_second for window in deciding_windows(outcome)]
-    if config.hour_price is None or outcome.confirmed_rate_per_second is None or not min(paces, default=0.0):
-        return outcome
-    cost = 1e6 * config.hour_price / (3600 * mean(paces))
-    return outcome.model_copy(update={"token_cost": (cost, config.currency)})
 
 
 def _compared(
@@ -234,15 +228,20 @@ def _metrics(outcome: LoadTestOutcome) -> dict[str, Metric]:
     }
     if not windows:
         return metrics
+    speculated = [found for window in windows if (found := window.server.acceptance_length) is not None]
     return {
         **metrics,
         "good_fraction": mean(window.good_fraction for window in windows),
         "good_per_second": mean(window.good_per_second for window in windows),
         "output_tokens_per_second": mean(window.output_tokens_per_second for window in windows),
+        "input_tokens_per_second": mean(window.input_tokens_per_second for window in windows),
         "first_token_p95_milliseconds": _milliseconds(window.first_token for window in windows),
         "time_per_output_token_p95_milliseconds": _milliseconds(window.time_per_output_token for window in windows),
         "end_to_end_p95_milliseconds": _milliseconds(window.end_to_end for window in windows),
         "client_lag_p99_milliseconds": max(window.client_lag_p99_milliseconds for window in windows),
+        "gpu_memory_bytes": max(filter(None, (window.server.gpu_memory_bytes for window in windows)), default=None),
+        "acceptance_length": mean(speculated) if speculated else None,
+        **(outcome.token_cost.metrics if outcome.token_cost else {}),
     }
 
 
@@ -255,7 +254,7 @@ def request(flow: ReleaseProgress, subject: str) -> tuple[LoadTestConfig, Mappin
     """What the stage is given."""
     from llm_pipeline.planning.speed import physical_limits
 
-    repository, target = flow.artifact("package", subject, "repository"), flow.release.target(subject)
+    repository, target = flow.artifact("package", subject, "repository"), flow.target(subject)
     recipe, workload = flow.release.recipe(flow.chosen_recipe(subject)), flow.release.workload
     price = flow.deployment.gpu_hour_prices.get(target.accelerator)
     config = LoadTestConfig(
@@ -267,7 +266,7 @@ def request(flow: ReleaseProgress, subject: str) -> tuple[LoadTestConfig, Mappin
         policy=flow.release.policy.load_test,
         staging=flow.release.policy.staging,
         physics=physical_limits(flow.record.facts, target, recipe, workload),
-        hour_price=None if price is None else price * target.accelerator_count,
+        hour_price=None if price is None else price * max(1, target.accelerator_count),
         currency=flow.deployment.currency,
     )
     inputs = {"prompts": flow.record.datasets[PROMPTS_DATASET], "repository": repository}
@@ -304,7 +303,7 @@ def _production(flow: ReleaseProgress, target: str, candidate: ArtifactRef) -> A
 
 STAGE = Stage(
     name="load_test",
-    version=6,
+    version=7,
     config=LoadTestConfig,
     request=request,
     run=run,

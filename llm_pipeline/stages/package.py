@@ -20,6 +20,7 @@ from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.release import Arguments
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import engine_adapter
+from llm_pipeline.release.candidate import Candidate
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
 from llm_pipeline.stages.request_parts import GOLDEN_MAXIMUM_TOKENS
 
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from llm_pipeline.serving.model_repository import Fact
 
 log = get_logger(__name__)
+
+SPECULATION = "speculative_config"
+"""The engine argument of speculative decoding, of vLLM as of TensorRT-LLM."""
 
 
 class PackageConfig(ConfigModel):
@@ -57,8 +61,9 @@ def run(context: StageContext[PackageConfig]) -> StageOutput:
     from llm_pipeline.serving.model_repository import write_repository  # here: a plan reads this module for its request
 
     config, engine = context.config, context.inputs["engine"]
-    if (engine / GOLDEN_FILE).is_file():
-        golden = read_golden(engine)
+    answering = context.inputs.get("plain_engine", engine)  # speculation must change no answer: staging compares
+    if (answering / GOLDEN_FILE).is_file():
+        golden = read_golden(answering)
     else:
         items = read_items(context.inputs["evaluation"])
         golden = golden_from_items(items, config.golden_prompts, maximum_tokens=config.maximum_tokens)
@@ -108,7 +113,7 @@ def _facts(context: StageContext[PackageConfig]) -> dict[str, Fact]:
 
 def request(flow: ReleaseProgress, subject: str) -> tuple[PackageConfig, Mapping[str, ArtifactRef]]:
     """What the stage is given."""
-    target: Target = flow.release.target(subject)
+    target, recipe = flow.target(subject), flow.chosen_recipe(subject)
     config = PackageConfig(
         target=target,
         maximum_tokens=GOLDEN_MAXIMUM_TOKENS,
@@ -117,8 +122,11 @@ def request(flow: ReleaseProgress, subject: str) -> tuple[PackageConfig, Mapping
     )
     inputs = {
         "engine": flow.artifact("build", subject, "engine"),
-        "evaluation": flow.artifact("accuracy", flow.chosen_recipe(subject), "evaluation"),
+        "evaluation": flow.artifact("accuracy", recipe, "evaluation"),
     }
+    plain = Candidate(target.name, recipe).subject
+    if SPECULATION in target.runtime.engine_args and SPECULATION not in flow.target(plain).runtime.engine_args:
+        inputs["plain_engine"] = flow.artifact("build", plain, "engine")
     return config, inputs
 
 

@@ -62,7 +62,7 @@ def server_slot(flow: ReleaseProgress, target: str) -> dict[str, Any]:
         "place": place,
         "state": flow.state_directory(target, "staging"),
         "release_name": flow.release.name,
-        "served": flow.release.target(target),
+        "served": flow.target(target),
         **here,
     }
 
@@ -82,7 +82,7 @@ def served_release(flow: ReleaseProgress, target: str) -> ServedRelease:
         name=flow.release.name,
         release_id=flow.record.release_id,
         model_id=flow.record.model.id,
-        target=flow.release.target(target),
+        target=flow.target(target),
         repository=flow.artifact("package", target, "repository"),
         engine=flow.artifact("build", target, "engine"),
         checkpoint=flow.artifact("quantize", flow.chosen_recipe(target), "checkpoint"),
@@ -94,6 +94,7 @@ def staging_endpoint(flow: ReleaseProgress, target: str) -> Endpoint:
     from llm_pipeline.engines.builder import own_server_of
     from llm_pipeline.serving.control import endpoint_of
 
-    place, own = flow.place(target).staging, own_server_of(flow.release.target(target))
+    place, served = flow.place(target).staging, flow.target(target)
+    own = own_server_of(served)
     metrics = own.metrics_path if own is not None else ""
-    return endpoint_of(place, release_name=flow.release.name, target_name=target, own_metrics=metrics)
+    return endpoint_of(place, release_name=flow.release.name, target_name=served.name, own_metrics=metrics)

@@ -42,6 +42,7 @@ from llm_pipeline_airflow.watch import release_schedule
 _LADDERS = {
     "climb": "Recipes are tried from the top; one is skipped if a cheaper one has passed.",
     "every": "All recipes are tried; of those that pass, the one nearest to the top is taken.",
+    "cost": "What passes is built and load-tested, in each variant; the least money for a million tokens is taken.",
 }
 
 _PREPARATION = "Lock the model, pin, plan and fetch; score the unquantized model"
@@ -179,7 +180,7 @@ class _Drawing:
         elif step.kind is Kind.QUESTION:
             operator = self._question(task, item)
         else:
-            options["stage"] = step.name
+            options["stage"] = step.stage_name
             if item:
                 options["subject"] = item
             if task.lane and step.heavy:
@@ -210,7 +211,7 @@ class _Drawing:
         if not step.decides:
             return StageOperator, {}
         needs, wants = (_needed(task, otherwise) for otherwise in (Ending.FAILED, Ending.SKIPPED))
-        more = {"useless_without": task.useless_without, "of_recipe": step.scope is Scope.RECIPE}
+        more = {"useless_without": task.useless_without, "of_recipe": step.is_attempt}
         return StageOperator, {"needs": needs, "wants": wants, **more}
 
     def _question(self, task: Task, item: str) -> BaseOperator:
@@ -265,8 +266,8 @@ def deciding_tasks(tasks: Sequence[Task]) -> DecidingTasks:
     before = {task_id for task in deciding for task_id in task.after}
     return DecidingTasks(
         last=tuple(task.id for task in deciding if task.id not in before),
-        once=tuple(task.id for task in deciding if task.step.scope is not Scope.RECIPE),
-        recipes=tuple(task.id for task in deciding if task.step.scope is Scope.RECIPE),
+        once=tuple(task.id for task in deciding if not task.step.is_attempt),
+        recipes=tuple(task.id for task in deciding if task.step.is_attempt),
         choose=tuple(task.id for task in deciding if task.step.name == "choose"),
     )
 
@@ -299,7 +300,7 @@ Model **{config.model.id}** at `{config.model.revision}`, policy `{config.policy
 |---|---|---|
 {recipes}
 
-{_LADDERS[release.ladder.strategy]}
+{_LADDERS["cost" if release.ladder.objective == "cost" else release.ladder.strategy]}
 
 | target | accelerator | engine |
 |---|---|---|

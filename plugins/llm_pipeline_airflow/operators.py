@@ -83,7 +83,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         needs: Ids of tasks without whose success it fails, though the trigger rule lets it run.
         wants: Ids of tasks without whose success it is skipped.
         useless_without: Ids of tasks that it does not wait for: it is skipped when one has failed by then.
-        of_recipe: Whether its subject is a recipe, which is skipped when a cheaper one passed everywhere.
+        of_recipe: Whether its subject is a recipe, or a candidate, which is skipped where nothing needs it.
     """
 
     template_fields: Collection[str] = ("subject", "release_id")

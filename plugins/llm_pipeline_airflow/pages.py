@@ -55,7 +55,12 @@ _NOT_LOOKED = "the watch has not looked yet: it starts once the DAG is unpaused 
 _OPEN = "open"
 _SERVES = "serves"
 _STATES = ("", *(verdict.value for verdict in Verdict), "denied", "timed out", "ended", _OPEN, _SERVES)
-_FIGURES = {"size": ("Size",), "speed": ("Engine alone", "Requests under load"), "accuracy": ("Accuracy lost",)}
+_FIGURES = {
+    "size": ("Size", "GPU memory"),
+    "speed": ("Engine alone", "Requests under load", "Tokens"),
+    "million tokens": ("Cost",),
+    "accuracy": ("Accuracy lost",),
+}
 
 
 def page(status: int, title: str, body: str) -> HTMLResponse:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from llm_pipeline.release.candidate import target_of
 from llm_pipeline.release.step import Gpus, Machine
 
 if TYPE_CHECKING:  # every Airflow process loads this module
@@ -34,10 +35,10 @@ def placement_arguments(task: Task, loaded: LoadedRelease) -> dict[str, Any]:
         return _arguments(workers.quantization, slots=(host.count if host else 1) if takes else 0)
     if step.machine is Machine.ANYWHERE:
         return {}
-    gpus = {target.name: max(1, target.accelerator_count) for target in loaded.release.targets}
-    table = [  # the groups are mapped in this order
-        _arguments(workers.targets.get(loaded.places[item]), slots=gpus[item] if takes else 0) for item in task.items
-    ]
+    table = []
+    for item in task.items:  # the groups are mapped in this order
+        gpus = max(1, loaded.release.target(item).accelerator_count) if takes else 0
+        table.append(_arguments(workers.targets.get(loaded.places[target_of(item)]), slots=gpus))
     return {"executor_config": {TABLE_KEY: table}} if any(table) else {}
 
 

@@ -20,6 +20,7 @@ RULES = {
 CONFIGS = {
     "plain": {},
     "every": {"approval: {": "ladder: { strategy: every }\napproval: {"},
+    "cost": {"approval: {": "ladder: { objective: cost }\napproval: {"},
     "one_target": {"[cpu-a, cpu-b]": "[cpu-a]"},
 }
 

@@ -80,6 +80,7 @@ def test_no_text_of_a_repository_or_a_server_makes_more_of_an_approval_than_text
         flow = SimpleNamespace(
             record=SimpleNamespace(release_id="r1", model=model),
             chosen_recipe=lambda _target: "fp8",
+            chosen_variant=lambda _target: "",
             results=lambda gate=gate: {("load_test", "cpu"): gate},
             targets=("cpu", "gpu"),
             result=lambda _stage, text=text: SimpleNamespace(metrics={"license_change": f"apache-2.0 -> {text}"}),

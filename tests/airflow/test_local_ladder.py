@@ -74,7 +74,7 @@ def test_a_recipe_that_fails_is_followed_by_the_next_and_one_that_passes_ends_th
 
     error = {"quantize/small": {"error": "terminal"}}
     said = run(**error, **{"accuracy/large": {"verdict": "INCONCLUSIVE"}})
-    assert "quantize small failed, the next recipe is tried: ConfigError: the test asked for a terminal error" in said
+    assert "quantize small failed, the next one is tried: ConfigError: the test asked for a terminal error" in said
     assert "INCONCLUSIVE: No recipe passed its accuracy gate: small failed, large INCONCLUSIVE" in said
     assert flow().result("choose", "cpu-a").judgement.verdict is Verdict.INCONCLUSIVE
 

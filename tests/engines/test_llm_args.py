@@ -49,14 +49,14 @@ GOLDEN_TARGETS = {
     "h100_1_2": target(),
     "h100_main": target(NEW),
     "tp2_ep2_main": target(NEW, accelerator_count=2, parallelism={"tensor": 2, "expert": 2},
-                           runtime={"extra_llm_args": {"moe_config": {"backend": "CUTLASS"}}}),
+                           runtime={"engine_args": {"moe_config": {"backend": "CUTLASS"}}}),
     "tp2_1_2": target(accelerator_count=2, parallelism={"tensor": 2}),
     "all_options_1_2": target(
         limits={"maximum_sequences": 64, "maximum_batched_tokens": 4096, "kv_cache_blocks": 512},
         runtime={
             "kv_cache": {"free_memory_fraction": 0.8, "reuse_blocks": False},
             "cuda_graphs": False, "chunked_context": False, "scheduler": "max_utilization",
-            "extra_llm_args": {"enable_autotuner": False, "kv_cache_config": {"copy_on_partial_reuse": False}},
+            "engine_args": {"enable_autotuner": False, "kv_cache_config": {"copy_on_partial_reuse": False}},
         },
     ),
 }  # fmt: skip
@@ -89,7 +89,7 @@ def test_the_kv_cache_has_the_type_that_the_checkpoint_was_quantized_for(tmp_pat
 )
 def test_extra_arguments_never_override_what_the_target_says(extra, key):
     with pytest.raises(ConfigError, match=rf"{key} is rendered from the target already"):
-        render_llm_args(target(runtime={"extra_llm_args": extra}), model="x", checkpoint=None)
+        render_llm_args(target(runtime={"engine_args": extra}), model="x", checkpoint=None)
 
 
 def test_versions_are_read_in_the_nearest_recorded_dialect_or_refused():
@@ -237,9 +237,7 @@ def test_render_args_prints_what_the_shipped_targets_give_tensorrt_llm(capsys):
 def test_render_args_ends_with_1_for_what_the_version_refuses(tmp_path, capsys):
     document = yaml.safe_load((TARGETS / "h100.yaml").read_text())
     refused = tmp_path / "refused.yaml"
-    refused.write_text(
-        yaml.safe_dump({**document, "runtime": {"extra_llm_args": {"moe_config": {"backend": "MARLIN"}}}})
-    )
+    refused.write_text(yaml.safe_dump({**document, "runtime": {"engine_args": {"moe_config": {"backend": "MARLIN"}}}}))
     assert main(["render-args", str(refused)]) == 1
     assert "refused: error: moe_config.backend: 'MARLIN' is not legal -> it exists in main only" in (
         capsys.readouterr().err

@@ -186,7 +186,7 @@ def test_a_load_that_takes_too_long_is_stopped(checkpoint, monkeypatch):
 
 def test_llm_args_of_another_version_never_reach_a_gpu(checkpoint, monkeypatch):
     monkeypatch.setenv("TRTLLM_DOUBLE_GPUS", "broken")
-    runtime = {"extra_llm_args": {"sampler_type": "TRTLLMSampler"}}
+    runtime = {"engine_args": {"sampler_type": "TRTLLMSampler"}}
     with pytest.raises(ConfigError, match=r"sampler_type.*1\.2\.x only"):
         build(checkpoint, target(runtime_version="1.4.0rc0", runtime=runtime))
 
@@ -194,7 +194,7 @@ def test_llm_args_of_another_version_never_reach_a_gpu(checkpoint, monkeypatch):
 def test_an_engine_of_the_other_dialect_loads_with_its_version(checkpoint, monkeypatch):
     monkeypatch.setenv("TRTLLM_DOUBLE_VERSION", "1.3.0rc22")
     speculation = {"decoding_type": "MTP", "max_draft_len": 2}
-    runtime = {"extra_llm_args": {"speculative_config": speculation}}
+    runtime = {"engine_args": {"speculative_config": speculation}}
     engine = build(checkpoint, target(runtime_version="1.3.0rc22", runtime=runtime))
     rendered = yaml.safe_load((engine / "llm_args.yaml").read_text())
     assert rendered["speculative_config"] == speculation

@@ -201,7 +201,7 @@ def test_what_was_measured_counts_and_not_the_time_of_a_reuse(releases: Releases
 
 def test_only_stages_that_act_on_the_world_are_named_so():
     acting = {name for name in stage_names() if not load_stage(name).reusable}
-    assert acting == {step.name for step in release_flow() if step.is_stage and not step.reusable}
+    assert acting == {step.stage_name for step in release_flow() if step.is_stage and not step.reusable}
 
 
 def test_a_store_that_hangs_is_not_waited_for(releases: Releases, monkeypatch: pytest.MonkeyPatch):

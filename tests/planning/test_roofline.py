@@ -45,7 +45,7 @@ def gpu_target(gpu: str = H200, **llm_args: Any) -> Target:
         accelerator=gpu,
         engine="tensorrt_llm_llmapi",
         limits=EngineLimits(maximum_sequences=64),
-        runtime=RuntimeOptions(extra_llm_args=llm_args),
+        runtime=RuntimeOptions(engine_args=llm_args),
     )
 
 

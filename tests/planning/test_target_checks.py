@@ -55,10 +55,10 @@ def test_what_the_engine_builder_and_its_repository_refuse(changes: dict[str, An
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"runtime": {"extra_llm_args": {"max_batchsize": 8}}}, "max_batchsize: unknown key"),
-        ({"runtime": {"extra_llm_args": {"max_seq_len": 8}}}, "max_seq_len is rendered from the target already"),
+        ({"runtime": {"engine_args": {"max_batchsize": 8}}}, "max_batchsize: unknown key"),
+        ({"runtime": {"engine_args": {"max_seq_len": 8}}}, "max_seq_len is rendered from the target already"),
         (
-            {"runtime": {"extra_llm_args": {"moe_config": {"backend": "FASTEST"}}}},
+            {"runtime": {"engine_args": {"moe_config": {"backend": "FASTEST"}}}},
             "moe_config.backend: 'FASTEST' is not legal",
         ),
         (split(2, expert=4), "moe_expert_parallel_size 4 must divide tensor_parallel_size 2"),
@@ -104,18 +104,18 @@ def test_weights_that_the_engine_compiler_refuses_on_a_gpu():
 
 
 def test_options_that_an_engine_does_not_read_are_one_line():
-    llm_args = {"extra_llm_args": {"stream_interval": 4}}
+    llm_args = {"engine_args": {"stream_interval": 4}}
     assert target_warnings(gpu_target(serving={"add_special_tokens": False}, runtime=llm_args)) == ()
     assert target_warnings(gpu_target(build={"flags": {"workers": 1}, "time_limit_minutes": 5})) == (
         "the LLM API does not read build.flags",
     )
     assert target_warnings(engine(runtime={**llm_args, "cuda_graphs": False, "scheduler": "max_utilization"})) == (
-        "a compiled engine does not read runtime.cuda_graphs, runtime.extra_llm_args",
+        "a compiled engine does not read runtime.cuda_graphs, runtime.engine_args",
     )
     kv_cache = {"free_memory_fraction": 0.85, "reuse_blocks": False}
     assert target_warnings(gpu_target(engine="vllm", runtime={"kv_cache": kv_cache, "cuda_graphs": False})) == ()
-    assert target_warnings(gpu_target(engine="vllm", runtime=llm_args)) == (
-        "vLLM does not read runtime.extra_llm_args",
+    assert target_warnings(gpu_target(engine="vllm", runtime={**llm_args, "scheduler": "max_utilization"})) == (
+        "vLLM does not read runtime.scheduler",
     )
 
 

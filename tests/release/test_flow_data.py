@@ -33,7 +33,7 @@ def added(*steps: Step) -> dict[str, Step]:
 @pytest.mark.parametrize("step", STAGES, ids=[step.name for step in STAGES])
 def test_a_stage_declares_what_the_flow_states_of_it(step):
     stage = load_stage(step.name)
-    assert (stage.name, stage.reusable) == (step.name, step.reusable)
+    assert (stage.name, stage.reusable) == (step.stage_name, step.reusable)
     if step.environment is not Environment.OF_TARGET:
         assert stage.environment == step.environment
 

@@ -14,4 +14,4 @@ def test_the_page_has_the_table_that_the_flow_states():
 
 
 def test_the_page_has_notes_on_every_step_in_order():
-    assert re.findall(r"^- `(\w+)`: ", STAGES, re.MULTILINE) == [step.name for step in FLOW]
+    assert re.findall(r"^- `(\w+)`: ", STAGES, re.MULTILINE) == [step.name for step in FLOW if not step.stage]

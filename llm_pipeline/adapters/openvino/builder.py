@@ -237,6 +237,7 @@ def _describe(
     target, rules = inputs.target, read_model_rules(inputs.checkpoint)
     context_length = stated_context(read_json(engine / "config.json")) or target.limits.maximum_tokens_per_request
     properties = {**PARITY_PROPERTIES, "INFERENCE_NUM_THREADS": str(target.limits.threads)}
+    properties |= {name: str(value) for name, value in target.runtime.engine_args.items()}
     with clock.phase("load"):
         pipeline = load_pipeline(engine, target.limits, properties)
     match = None

@@ -112,7 +112,7 @@ ADAPTER = EngineAdapter(
     scores_prompts=True,
     reads={
         "runtime": frozenset(
-            {"cuda_graphs", "kv_cache.free_memory_fraction", "kv_cache.reuse_blocks", "chunked_context"}
+            {"engine_args", "cuda_graphs", "kv_cache.free_memory_fraction", "kv_cache.reuse_blocks", "chunked_context"}
         ),
         "build": frozenset(),
         "serving": frozenset({"add_special_tokens"}),

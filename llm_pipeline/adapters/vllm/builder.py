@@ -152,6 +152,7 @@ def runtime_properties(target: Target, dtype: str, quantization: QuantizationMet
     threads = {"threads": str(target.limits.threads)} if target.accelerator == "cpu" else {}
     if runtime.cuda_graphs and not threads:
         arguments["max_cudagraph_capture_size"] = max(_GRAPH_TOKENS, 2 * target.limits.maximum_sequences)
+    arguments |= runtime.engine_args
     return {"arguments": json.dumps(arguments, sort_keys=True), **threads}
 
 

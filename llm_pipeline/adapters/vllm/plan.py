@@ -28,6 +28,12 @@ was not."""
 
 _RUNTIME = "the version of vLLM, and an image that has it beside Triton, such as tritonserver's -vllm-python"
 _SM_WITH_FP8, _SM_WITH_FP4 = 89, 100
+_OURS = frozenset({
+    "model", "tokenizer", "revision", "hf_overrides", "load_format", "trust_remote_code", "dtype", "seed",
+    "tensor_parallel_size", "pipeline_parallel_size", "max_num_seqs", "max_model_len", "max_num_batched_tokens",
+})  # fmt: skip
+"""Engine arguments that would serve another model than the one that was judged, or other limits."""
+
 _LARGEST_SHARE_OF_A_MACHINE = 0.4
 """On a CPU vLLM refuses to start where less than its share of the memory is free, whatever it needs."""
 
@@ -35,6 +41,11 @@ _LARGEST_SHARE_OF_A_MACHINE = 0.4
 def judge(question: FormatQuestion) -> Legal | Refused:
     """Whether vLLM serves a recipe on a target."""
     target, recipe, fits = question.target, question.recipe, question.fits
+    if own := sorted(target.runtime.engine_args.keys() & _OURS):
+        return Refused(
+            reason=f"runtime.engine_args states {', '.join(own)}, which the release and the target's limits say",
+            nearest="leave it out, and set the target's own option",
+        )
     if target.accelerator == "cpu":
         return _judge_on_cpu(question)
     sm = find_gpu(target.accelerator).sm

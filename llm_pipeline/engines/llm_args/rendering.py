@@ -59,7 +59,7 @@ def render_llm_args(
         dtype: Precision to load it in; None for its own.
 
     Raises:
-        ConfigError: The target names no runtime version, or `extra_llm_args` give what is rendered already.
+        ConfigError: The target names no runtime version, or `engine_args` give what is rendered already.
         Unsupported: The LLM args of that version are not recorded, or it cannot use the checkpoint's KV cache format.
         IntegrityError: The checkpoint's quantization metadata is damaged.
     """
@@ -95,7 +95,7 @@ def render_llm_args(
             {"enable_padding": True, "max_batch_size": limits.maximum_sequences} if runtime.cuda_graphs else None
         ),
     }
-    return LlmArgs(version=target.runtime_version, document=_merge(document, runtime.extra_llm_args, ()))
+    return LlmArgs(version=target.runtime_version, document=_merge(document, runtime.engine_args, ()))
 
 
 def _kv_cache_type(checkpoint: Path | None) -> str:
@@ -121,7 +121,7 @@ def _merge(rendered: Mapping[str, JsonValue], extra: Mapping[str, JsonValue], pa
         else:
             raise ConfigError(
                 f"{'.'.join((*path, key))} is rendered from the target already, as {ours!r}",
-                where="target.runtime.extra_llm_args",
+                where="target.runtime.engine_args",
                 hint="leave it out, and set the target's own option",
             )
     return merged

@@ -40,11 +40,21 @@ if not os.read(0, 1):
 
 @dataclass(frozen=True)
 class EngineLoad:
-    """What an engine reports after a step: KV cache in use (0 to 1), waiting requests, preemptions since its start."""
+    """What an engine reports after a step: KV cache in use (0 to 1), requests that wait, `COUNTED` since its start."""
 
     kv_cache_usage: float
     waiting: int = 0
     preemptions: int = 0
+    drafts: int = 0
+    accepted: int = 0
+
+
+COUNTED = {
+    "preemptions": "requests that lost their place",
+    "drafts": "steps of requests with speculated tokens",
+    "accepted": "speculated tokens that were right",
+}
+"""Counters of an engine, `llm_<name>_total`."""
 
 
 class Metrics:
@@ -60,8 +70,8 @@ class Metrics:
         self._lock = threading.Lock()
         self._kv_cache: Any = None
         self._waiting: Any = None
-        self._preemptions: Any = None
-        self._preempted, self._reported_at = 0, 0.0
+        self._counters: dict[str, Any] = {}
+        self._counted, self._reported_at = dict.fromkeys(COUNTED, 0), 0.0
         family = pb_utils.MetricFamily
         requests = family(name="llm_requests_total", description="requests by outcome", kind=family.COUNTER)
         tokens = family(name="llm_tokens_total", description="generated tokens", kind=family.COUNTER)
@@ -106,15 +116,16 @@ class Metrics:
         base.keep(usage, self._kv_cache)
 
     def show_engine(self, instance: str) -> None:
-        """Add `llm_waiting_requests` and `llm_preemptions_total` of this instance, too."""
+        """Add `llm_waiting_requests` and the counters of this instance, too."""
         self.show_kv_cache(instance)
         family = pb_utils.MetricFamily
         waiting = family(name="llm_waiting_requests", description="accepted, not in the batch", kind=family.GAUGE)
-        preemptions = family(
-            name="llm_preemptions_total", description="requests that lost their place", kind=family.COUNTER
-        )
-        self._waiting, self._preemptions = (one.Metric(labels={"instance": instance}) for one in (waiting, preemptions))
-        base.keep(waiting, preemptions, self._waiting, self._preemptions)
+        self._waiting = waiting.Metric(labels={"instance": instance})
+        base.keep(waiting, self._waiting)
+        for name, words in COUNTED.items():
+            counter = family(name=f"llm_{name}_total", description=words, kind=family.COUNTER)
+            self._counters[name] = counter.Metric(labels={"instance": instance})
+            base.keep(counter, self._counters[name])
 
     def kv_cache_usage(self, fraction: float, *, last: bool) -> None:
         """Report the KV cache's usage after a step; see `engine_load`."""
@@ -130,9 +141,10 @@ class Metrics:
             self._kv_cache.set(load.kv_cache_usage)
             if self._waiting:
                 self._waiting.set(load.waiting)
-                if load.preemptions > self._preempted:
-                    self._preemptions.increment(load.preemptions - self._preempted)
-                self._preempted = load.preemptions  # an engine that started again counts from zero
+            for name, counter in self._counters.items():
+                if (count := getattr(load, name)) > self._counted[name]:
+                    counter.increment(count - self._counted[name])
+                self._counted[name] = count  # an engine that started again counts from zero
 
 
 class Places:

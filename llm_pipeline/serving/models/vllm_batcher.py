@@ -116,6 +116,8 @@ class Batcher:
         facts: Version, blocks of the KV cache, and how the weights were read, as the engine reported them.
         waiting: Requests in vLLM's queue.
         preemptions: Requests that lost their place in vLLM's batch, since the engine started.
+        drafts: Steps of requests with speculated tokens, since then.
+        accepted: Speculated tokens that were right, since then.
     """
 
     def __init__(self, checkpoint: Path, settings: Settings) -> None:
@@ -167,7 +169,7 @@ class Batcher:
         self._channel, self._lines = ours, ours.makefile("rb")
 
     def _load(self) -> None:
-        self.waiting = self.preemptions = 0
+        self.waiting = self.preemptions = self.drafts = self.accepted = 0
         self._cache_usage, self._live = 0.0, set[str]()
         self._outbox: queue.SimpleQueue[list[Output]] = queue.SimpleQueue()
         self._sending = threading.Lock()
@@ -272,7 +274,7 @@ class Batcher:
         try:
             for line in lines:
                 message = json.loads(line)
-                self._cache_usage, self.waiting, self.preemptions = message["state"]
+                self._cache_usage, self.waiting, self.preemptions, self.drafts, self.accepted = message["state"]
                 outbox.put([Output(*output) for output in message["outputs"]])
         except (OSError, ValueError):
             pass  # it was stopped, or ended in the middle of a line

@@ -197,8 +197,9 @@ class TritonPythonModel(served_model.ServedModel):
             self._take(output)
         self._deliver()
         self._cancel_abandoned()
-        waiting = len(self._waiting) + self._batcher.waiting
-        load = served_model.EngineLoad(self._batcher.cache_usage, waiting, self._batcher.preemptions)
+        engine = self._batcher
+        waiting = len(self._waiting) + engine.waiting
+        load = served_model.EngineLoad(engine.cache_usage, waiting, engine.preemptions, engine.drafts, engine.accepted)
         self._metrics.engine_load(load, last=not self._running)
         if not self._batcher.is_running and not self._stopping:
             self._start_again("its thread ended")

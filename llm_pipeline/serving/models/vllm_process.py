@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +51,15 @@ class State:
         cache_usage: Share of the KV cache that holds tokens of live requests, from 0 to 1.
         waiting: Requests in the scheduler's queue.
         preemptions: Requests that lost their place in the batch, ever.
+        drafts: Steps of requests with speculated tokens, ever.
+        accepted: Speculated tokens that were right, ever.
     """
 
     cache_usage: float = 0.0
     waiting: int = 0
     preemptions: int = 0
+    drafts: int = 0
+    accepted: int = 0
 
 
 @dataclass
@@ -122,7 +126,7 @@ class Engine:
         """Send what all requests got of a step in one line."""
         outputs, self.outbox = self.outbox, []
         state = self.state
-        line = {"outputs": outputs, "state": [state.cache_usage, state.waiting, state.preemptions]}
+        line = {"outputs": outputs, "state": list(astuple(state))}
         self.writer.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
 
@@ -176,6 +180,9 @@ def _state_logger(state: State) -> type:
             if scheduler_stats is not None:
                 state.cache_usage = float(scheduler_stats.kv_cache_usage)
                 state.waiting = int(scheduler_stats.num_waiting_reqs)
+                if (speculation := getattr(scheduler_stats, "spec_decoding_stats", None)) is not None:
+                    state.drafts += int(speculation.num_drafts)
+                    state.accepted += int(speculation.num_accepted_tokens)
             if iteration_stats is not None:
                 state.preemptions += int(iteration_stats.num_preempted_reqs)
 

@@ -104,7 +104,8 @@ def output(context: StageContext, plan: dict) -> StageOutput:
         verdict = Verdict(plan.get("verdict", "GO"))
         fact = Evidence(name="a fact", verdict=verdict, measured=0.5, limit=0.1, unit="fraction", samples=7)
         judgement = judge(f"the test says {verdict}", [fact])
-    metrics = {"bytes": 1000 + len(request.subject)} | ({"phase": "rolled back"} if request.stage == "rollback" else {})
+    metrics = {"bytes": 1000 + len(request.subject), **plan.get("metrics", {})}
+    metrics |= {"phase": "rolled back"} if request.stage == "rollback" else {}
     return StageOutput(artifacts=artifacts, metrics=metrics, judgement=judgement)
 
 
