@@ -21,10 +21,9 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.access_log import AccessLog
 from llm_pipeline.canary.controller import CanaryController
 from llm_pipeline.canary.record import CanaryJournal, CanaryPlan, CanaryRecord, lease_name
-from llm_pipeline.canary.router import Patience, SlotName
+from llm_pipeline.canary.router import Patience
 from llm_pipeline.canary.traffic import LoggedTraffic
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.place_state import Pointer
 
@@ -33,7 +32,6 @@ class DyingJournal(CanaryJournal):
     """Ends this process with SIGKILL right after it has saved a phase, as a lost machine would."""
 
     die_after: str = ""
-    freeze_after: str = ""
 
     def save(self, record: CanaryRecord) -> CanaryRecord:
         saved = super().save(record)
@@ -41,22 +39,7 @@ class DyingJournal(CanaryJournal):
         state = f"{record.phase.value}{' intent' if intent and record.phase.value == 'shifting' else ''}"
         if state == self.die_after:
             os.kill(os.getpid(), signal.SIGKILL)
-        if state == self.freeze_after:
-            self.freeze_after = ""
-            os.kill(os.getpid(), signal.SIGSTOP)
         return saved
-
-
-class FreezingSlots(HttpSlots):
-    """Freezes this process right before it stops a server, when everything was looked at that it looks at."""
-
-    freezes: bool = False
-
-    def stop(self, slot: SlotName, repository: ArtifactRef | None = None, token: FencingToken | None = None) -> bool:
-        if self.freezes:
-            self.freezes = False
-            os.kill(os.getpid(), signal.SIGSTOP)
-        return super().stop(slot, repository, token)
 
 
 def main() -> int:
@@ -66,8 +49,7 @@ def main() -> int:
     router = find_router(root / "router")
     assert router is not None
     store = LocalStore(settings["store"])
-    slots = FreezingSlots(root, router.slots, settings.get("drill"), grpc=settings.get("grpc", False))
-    slots.freezes = settings.get("freeze_before_stop", False)
+    slots = HttpSlots(root, router.slots, settings.get("drill"))
     stable = settings.get("stable", "blue")
     production = None
     if stable:
@@ -89,10 +71,9 @@ def main() -> int:
     )
     journal = DyingJournal(store, plan.release_id, "cpu")
     journal.die_after = settings.get("die_after", "")
-    journal.freeze_after = settings.get("freeze_after", "")
     log = AccessLog(router.files.access_log, router.slot_of_address)
     try:
-        with Lease(store, lease_name("cpu"), seconds=settings.get("lease_seconds", 2.0)) as lease:
+        with Lease(store, lease_name("cpu"), seconds=2.0) as lease:
             controller = CanaryController(
                 plan,
                 journal=journal,

@@ -60,22 +60,6 @@ def generation(prompt: str = "one", tokens: int = 4) -> bytes:
     return json.dumps({"text_input": prompt, "max_tokens": tokens}).encode()
 
 
-def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    """A frame of HTTP/2 (RFC 9113, section 4.1)."""
-    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
-
-
-def literal(name: str, value: str) -> bytes:
-    """A header field without compression (RFC 7541, section 6.2.2)."""
-    return b"\x00" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
-
-
-def get_headers(path: str) -> bytes:
-    """The headers of a GET."""
-    fields = {":method": "GET", ":scheme": "http", ":path": path, ":authority": "users"}
-    return b"".join(literal(name, value) for name, value in fields.items())
-
-
 def _answer(connection: socket.socket) -> Answer:
     data = b""
     with contextlib.suppress(ConnectionResetError, TimeoutError):

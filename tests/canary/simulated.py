@@ -69,8 +69,7 @@ class Store(LocalStore):
     site: Site
 
     def write_document(self, name: str, value: Mapping[str, JsonValue], expect: str | None) -> str:
-        self.site.writes += 1
-        if not self.site.store_takes or self.site.refuses(self.site.writes):
+        if not self.site.store_takes:
             raise Transient(f"cannot write {name}: no space left on device")
         with self.site.effect(f"write {name.partition('/')[0]} {value.get('phase', '')}"):
             return super().write_document(name, value, expect)
@@ -196,8 +195,6 @@ class Site:
         hung: Slots whose servers run and answer nothing.
         stopped: Slots whose servers were stopped on purpose.
         store_takes: The store takes what is written; otherwise its disk is full.
-        writes: Documents that the store was asked to take so far.
-        refuses: Whether it refuses the document of that number.
         in_flight: Requests in flight by slot.
         sent: Requests that users sent: a hundred at each effect, split as the router was told.
         first: What is in production where the pointers name nothing.
@@ -234,8 +231,6 @@ class Site:
     waiting: float = 0.0
     source_down: bool = False
     store_takes: bool = True
-    writes: int = 0
-    refuses: Callable[[int], bool] = lambda _: False
     requests_per_look: int = 200
     can_replay: bool = True
     policy: dict[str, Any] = field(default_factory=lambda: dict(POLICY))

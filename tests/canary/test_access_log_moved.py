@@ -117,17 +117,6 @@ def test_a_look_reads_a_bounded_part_and_says_that_there_is_more(writer, reader)
     assert [at for found in seen for at in found] == list(range(2, 12))
 
 
-def test_recent_requests_go_back_beyond_a_rotation(writer, reader) -> None:
-    writer.write(2)
-    rename_to = writer.path.with_name("access.jsonl.1")
-    writer.path.rename(rename_to)
-    writer.reopen()
-    writer.write(3)
-    assert [request.started_at for request in reader.log.recent(0.0)] == [1, 2, 3]
-    assert [request.started_at for request in reader.log.recent(0.0, len(line()) + 5)] == [3]
-    assert reader.log.damaged == 0
-
-
 def test_a_log_that_nobody_reads_stays_small_and_at_its_place(writer) -> None:
     log = AccessLog(writer.path, ADDRESSES.get, reopen=writer.reopen, largest_bytes=5 * len(line()))
     for at in range(30):
@@ -137,16 +126,3 @@ def test_a_log_that_nobody_reads_stays_small_and_at_its_place(writer) -> None:
     writer.path.unlink()
     log.keep()
     assert writer.path.exists()
-
-
-def test_two_may_put_a_large_log_aside_at_the_same_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, rename = tmp_path / "access.jsonl", Path.rename
-    path.write_text("x" * 100)
-
-    def rename_after_another(file: Path, target: Path) -> Path:
-        rename(file, target)
-        return rename(file, target)
-
-    monkeypatch.setattr(Path, "rename", rename_after_another)
-    AccessLog(path, lambda _: None, largest_bytes=10).keep()
-    assert (tmp_path / "access.jsonl.1").read_text() == "x" * 100

@@ -8,7 +8,7 @@ from test_one_way_back import Served
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.canary.record import PauseReason, Phase
-from llm_pipeline.canary.router import RouteState, all_to
+from llm_pipeline.canary.router import RouteState
 from llm_pipeline.operations.rollback import ensure_rolled_back
 
 pytestmark = pytest.mark.usefixtures("fast")
@@ -48,12 +48,6 @@ def test_a_run_that_died_rolling_back_is_rolled_back_before_the_next_run_tries_a
     assert site.step(20, run="second run").verdict == "GO"
     assert (site.record().attempt, site.kinds().count("rolled back")) == (2, 1)
     assert site.weights() == {"blue": 8_000, "green": 2_000}
-
-
-def test_an_unfinished_canary_is_continued_by_whichever_run_comes(site) -> None:
-    assert site.steps(20) == ["GO"]
-    assert site.steps(50, 100, run="second run") == ["GO", "GO"]
-    assert (site.record().run, site.record().began_run, site.record().attempt) == ("second run", "run", 1)
 
 
 def test_a_promotion_stands_for_the_next_run_until_production_moves_past_it(tmp_path) -> None:
@@ -97,13 +91,6 @@ def test_an_idle_slot_that_carries_traffic_is_neither_replaced_nor_stopped(site)
     rolled_back(site)
     assert (site.record().phase, site.weights()) == (Phase.ROLLED_BACK, {"green": 10_000})
     assert [one for one in site.effects if one.startswith(("start", "stop"))] == []
-
-
-def test_without_traffic_nothing_is_shifted_and_the_candidate_is_stopped(site) -> None:
-    site.log.recent = lambda *_: []  # type: ignore[method-assign]
-    assert site.steps(20) == ["INCONCLUSIVE"]
-    assert (site.record().phase, site.weights(), site.running) == (Phase.ROLLED_BACK, {"blue": 10_000}, {"blue"})
-    assert all(told.same_traffic(all_to("blue", owner="t", epoch=0)) for told in site.told)
 
 
 def test_a_canary_that_was_rolled_back_on_request_says_go_to_nothing_more(site) -> None:

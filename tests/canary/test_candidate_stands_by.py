@@ -59,17 +59,6 @@ def test_a_candidate_that_waits_for_its_first_step_answers_for_a_production_that
     assert (site.router.state.standby, site.weights()) == (None, {"blue": 10_000})
 
 
-def test_it_goes_on_answering_while_production_does_not_start(site) -> None:
-    def lose_stable_for_good() -> None:
-        site.stable_starts = False
-        end_stable(site)
-
-    while_it_waits(site, lose_stable_for_good)
-    while_it_waits(site, lambda: setattr(site, "stable_starts", True), look=8)
-    assert site.step(20).verdict == "INCONCLUSIVE"
-    assert (site.lost, site.running, site.weights()) == (0, {"blue"}, {"blue": 10_000})
-
-
 def test_what_it_answered_so_says_nothing_about_stable(site) -> None:
     before, after = [], []
     while_it_waits(site, lambda: before.append(len(site.traffic._of_stable(site.record()))) or end_stable(site))

@@ -9,8 +9,6 @@ from dataclasses import replace
 import pytest
 from simulated import PATIENCE, Site
 
-from llm_pipeline.adapters.envoy.adapter import EnvoyPlace
-from llm_pipeline.adapters.gateway_api.adapter import GatewayApiPlace
 from llm_pipeline.canary.record import Phase
 from llm_pipeline.canary.router import Patience
 from llm_pipeline.operations.rollback import ensure_rolled_back
@@ -64,9 +62,3 @@ def test_where_nobody_tells_the_time_is_bounded_too(site, monkeypatch) -> None:
     monkeypatch.setattr(site.router, "active_requests", lambda _: None)
     monkeypatch.setattr(site.slots, "in_flight", lambda _: None)
     assert roll_back(site) == "all traffic is on stable"
-
-
-def test_where_the_router_never_tells_a_blind_wait_is_as_long_as_a_drain() -> None:
-    gateway = GatewayApiPlace.model_construct(acts_within_seconds=1.0)
-    assert (Patience.with_router(EnvoyPlace(port=1024, admin_port=1025)).blind_drain or 300.0) < 10
-    assert Patience.with_router(gateway).blind_drain is None

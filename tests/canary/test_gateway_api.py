@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-import aiohttp
 import pytest
 from custom_resources import CustomResources
 from gateway_controller import GatewayController
 from router_contract import GATEWAY_PLACE, HTTP_ROUTE, NAMESPACE, KubernetesSubject, gateway_subject, split, until
-from scipy import stats
 
 from llm_pipeline.adapters.gateway_api.router import GatewayApiRouter
 from llm_pipeline.canary.router import (
     ALL,
     RouterRejected,
     RouterUnavailable,
-    RouteState,
     SlotName,
     all_to,
     open_router,
@@ -28,8 +23,6 @@ from llm_pipeline.canary.router import (
 )
 
 SERVICES: dict[str, SlotName] = {"llm-blue": "blue", "llm-green": "green"}
-STEPS = {1: 1200, 5: 300, 25: 200, 50: 200, 100: 100, 0: 100}
-"""Requests by percent: enough that no requests to a candidate at 1 % would be seen."""
 
 
 @pytest.fixture
@@ -42,55 +35,6 @@ def gateway(cluster: CustomResources) -> Iterator[GatewayController]:
     controller = GatewayController(cluster, NAMESPACE, "llm", SERVICES, lambda _: None)
     yield controller
     controller.stop()
-
-
-@pytest.fixture
-def envoy_gateway(cluster: CustomResources, quiet_site: Any) -> Iterator[GatewayController]:
-    """It has told its Envoy, and Envoy acts on it, before it says so in the status."""
-
-    def act(weights: dict[str, int]) -> None:
-        green = round(weights.get("green", 0) / sum(weights.values()) * ALL)
-        state = RouteState(weights={"blue": ALL - green, "green": green}, owner="gateway", epoch=0)
-        revision = quiet_site.router.replace_routes(state)
-        until(lambda: quiet_site.router.converged(revision) is True)
-
-    until(lambda: quiet_site.router.usable("green") is True)
-    controller = GatewayController(cluster, NAMESPACE, "llm", SERVICES, act)
-    yield controller
-    controller.stop()
-
-
-def servers(url: str, count: int) -> Counter[str]:
-    """Which slot answered, over new requests; all of them must be answered."""
-
-    async def all_of_them() -> Counter[str]:
-        limit = asyncio.Semaphore(16)
-        async with aiohttp.ClientSession() as session:
-
-            async def one() -> str:
-                body = {"text_input": "one", "max_tokens": 1}
-                async with limit, session.post(f"{url}/v2/models/llm/generate", json=body) as answer:
-                    await answer.read()
-                    assert answer.status == 200
-                    return answer.headers["x-served-by"]
-
-            return Counter(await asyncio.gather(*(one() for _ in range(count))))
-
-    return asyncio.run(all_of_them())
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("envoy_gateway")
-def test_the_weights_of_the_route_move_real_requests(subject, quiet_site):
-    revision = None
-    for percent, count in STEPS.items():
-        want = split(percent * 100)
-        revision = subject.router.write(want, revision)
-        until(lambda: subject.router.converged(revision) is True)  # noqa: B023 - called here
-        low, high = stats.binom.interval(1 - 1e-6, count, percent / 100)
-        green = servers(quiet_site.url, count)["green"]
-        assert low <= green <= high, f"at {percent} %"
-        assert (green > 0, green < count) == (percent > 0, percent < 100)
 
 
 def test_whatever_else_is_in_the_route_stays(subject):

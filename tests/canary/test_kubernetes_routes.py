@@ -78,12 +78,6 @@ def test_errors_of_the_cluster_are_the_ports(subject, status, error, call):
     assert ("get and update" in raised.value.hint) == (status in (401, 403))
 
 
-def test_a_connection_that_breaks_again_and_again_is_no_answer(subject):
-    subject.api.answer(0, times=9, to="GET")
-    with pytest.raises(RouterUnavailable, match="does not answer"):
-        subject.router.read()
-
-
 @pytest.mark.parametrize("epoch", ["next", "-1", ""])
 def test_annotations_that_are_not_ours_stop_a_step_but_no_rollback(subject, epoch):
     subject.edit(lambda document: document["metadata"].update(annotations={"llm-pipeline/epoch": epoch}))
@@ -98,15 +92,6 @@ def test_traffic_to_nobody_is_no_state_of_ours(subject):
     subject.edit(lambda document: [backend.update(weight=0) for backend in subject.backends(document)])
     with pytest.raises(RouterUnavailable, match="to no backend"):
         subject.router.read()
-
-
-def test_sessions_by_a_header_are_refused_and_nothing_is_written(subject):
-    want = split(500, sticky_header="x-session")
-    with pytest.raises(Unsupported, match="cannot keep sessions"):
-        subject.router.nearest(want)
-    with pytest.raises(RouterRejected, match="cannot keep sessions"):
-        subject.router.write(want, None)
-    assert "annotations" not in subject.document["metadata"]
 
 
 def test_without_a_way_to_the_cluster_the_error_says_how_to_get_one(cluster, monkeypatch):

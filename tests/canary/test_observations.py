@@ -72,11 +72,6 @@ def test_what_the_candidate_answered_for_stable_is_stables_fault_and_not_lost(pa
     assert (request.fault, request.error, request.lost) == (True, True, False)
 
 
-def test_stable_backed_by_the_candidate_is_not_on_trial(path) -> None:
-    request = one(path, cluster="blue_backed")
-    assert (request.arm, request.on_trial, request.fault) == ("blue", False, False)
-
-
 @pytest.mark.parametrize(
     "failure", [{"code": 503}, {"code": 0}, {"flags": "UC"}, {"grpc_status": 14}, {"reported_error": "1"}]
 )
@@ -133,16 +128,6 @@ def test_an_answer_without_text_is_empty(path) -> None:
 def test_of_an_answer_that_was_not_read_nothing_is_known(path, unread) -> None:
     request = one(path, **unread)
     assert (request.output_tokens, request.empty, request.truncated) == (None, None, None)
-
-
-@pytest.mark.parametrize("tokens", [None, 0, 1])
-def test_time_per_output_token_needs_two_tokens(path, tokens) -> None:
-    assert one(path, stream="1", has_text="1", output_tokens=tokens, stream_ms=9).per_token_milliseconds is None
-
-
-def test_requests_without_an_arm_and_damaged_lines_are_left_out(path) -> None:
-    path.write_text(line(cluster=None) + '{"half":\n' + line())
-    assert len(log(path).read(LogCursor())[0]) == 1
 
 
 def test_a_line_is_read_once_and_only_when_it_is_whole(path) -> None:
@@ -217,11 +202,6 @@ def test_a_damaged_line_is_counted_and_left_out_and_ends_nothing(path, damage) -
     reader = log(path)
     assert [request.started_at for request in reader.read(LogCursor())[0]] == [1.0, 2.0]
     assert reader.damaged == 1
-
-
-def test_a_path_that_is_no_text_hides_no_request(path) -> None:
-    path.write_bytes(line().encode().replace(b"/v1/completions", b"/v1/\xff\xfe/completions"))
-    assert len(log(path).read(LogCursor())[0]) == 1
 
 
 @pytest.mark.parametrize(("status", "refused"), [(0, None), (3, True), (5, True), (12, True), (1, False), (10, False)])

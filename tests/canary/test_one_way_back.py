@@ -213,11 +213,3 @@ def test_users_are_moved_to_a_restarted_server_once_the_router_takes_it(site, mo
     site.roll_back()
     assert site.serving() == "r0"
     assert ("blue", {"green": 10_000}) in asked
-
-
-def test_a_taken_back_release_may_be_released_again(site) -> None:
-    site.release("r1")
-    site.roll_back()
-    assert site.steps(50, 100, release="r1", run="second run") == ["GO"] * 2
-    site.settle("r1")
-    assert (site.serving(), site.pointers.taken_back) == ("r1", ())

@@ -95,9 +95,3 @@ def test_the_health_and_the_metrics_of_the_process_are_for_its_operator(beside: 
         answer = ask(beside.site.place.port, "GET", path)
         assert answer.status == 404
         assert b"not offered" in answer.body
-
-
-def test_a_body_that_is_too_large_is_refused_in_openais_words(beside: Beside) -> None:
-    answer = ask(beside.site.place.port, "POST", "/v1/completions", b"", {"content-length": str(17 * 1024 * 1024)})
-    assert answer.status == 413
-    assert "larger than 16 MiB" in json.loads(answer.body)["error"]["message"]

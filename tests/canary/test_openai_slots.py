@@ -10,8 +10,7 @@ from openai_server import KEY, OpenAiDouble
 from openai_site import openai_slots, released
 
 from llm_pipeline.adapters.local.store import LocalStore
-from llm_pipeline.artifacts.golden import write_golden
-from llm_pipeline.base.errors import ConfigError, Fenced, Transient
+from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.canary.openai_slots import OpenAiSlots
 from llm_pipeline.canary.slots import ChecksAnswers
 from llm_pipeline.serving.slot_fence import FencingToken
@@ -69,14 +68,6 @@ def test_another_model_under_the_same_name_is_noticed_later(place: Place) -> Non
     )
 
 
-def test_a_release_without_golden_answers_cannot_be_known(place: Place) -> None:
-    (place.root / "empty").mkdir()
-    write_golden(place.root / "empty", [])
-    nameless = place.store.publish("model_repository", place.root / "empty")
-    with pytest.raises(ConfigError, match="no golden answers"):
-        place.slots.replace("green", nameless, TOKEN)
-
-
 def test_a_server_that_is_given_back_goes_on_and_can_be_taken_again(place: Place) -> None:
     place.slots.replace("green", place.new, TOKEN)
     assert not place.slots.stop("green", place.old, TOKEN)
@@ -104,13 +95,6 @@ def test_a_server_that_has_ended_cannot_be_started_from_here(tmp_path: Path) -> 
     with pytest.raises(Transient, match="cannot be started from here") as raised:
         place.slots.ensure("green", place.new, TOKEN)
     assert raised.value.hint == "start it with the release's checkpoint"
-
-
-def test_who_was_taken_over_takes_and_gives_back_nothing(place: Place) -> None:
-    place.slots.replace("green", place.new, FencingToken(2, 2))
-    with pytest.raises(Fenced):
-        place.slots.stop("green", place.new, TOKEN)
-    assert place.slots.alive("green")
 
 
 def test_a_key_opens_the_server_and_is_written_nowhere(

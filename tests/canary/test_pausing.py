@@ -11,8 +11,7 @@ from simulated import Killed, Site
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.canary import controller
 from llm_pipeline.canary.people import PauseReply, pause, resume
-from llm_pipeline.canary.record import Phase, read_events
-from llm_pipeline.notifications.event import Origin, of_canary
+from llm_pipeline.canary.record import Phase
 from llm_pipeline.operations.rollback import ensure_rolled_back, roll_back
 
 pytestmark = pytest.mark.usefixtures("fast")
@@ -63,20 +62,6 @@ def test_a_paused_canary_keeps_its_split_for_longer_than_any_bake_and_goes_on_wh
     assert [event.by for event in site.record().events if event.kind == "resumed"] == ["bob"]
 
 
-def test_a_step_whose_tests_pass_meanwhile_ends_when_it_is_resumed(site) -> None:
-    assert site.step(20).verdict == "GO"
-    site.policy |= {"minimum_requests": 1_500, "maximum_bake_seconds": 60}  # 100 a look
-    passed: list[int] = []
-
-    def look_and_resume() -> None:
-        passed.append(site.kinds().count("step passed"))
-        resume_it(site)
-
-    site.at_looks({5: lambda: pause_it(site), LATER: look_and_resume})
-    assert site.step(50).verdict == "GO"
-    assert (passed, site.kinds().count("step passed")) == ([1], 2)
-
-
 def test_asking_twice_changes_nothing_and_says_who_was_first(site) -> None:
     answers: list[PauseReply] = []
     asks = [pause, pause, resume, resume]
@@ -99,15 +84,6 @@ def test_a_candidate_that_fails_while_it_is_paused_is_rolled_back(site) -> None:
     judgement = site.step(20)
     assert (judgement.verdict, site.weights()) == ("NO_GO", {"blue": 10_000})
     assert "fails request after request" in judgement.summary
-
-
-def test_a_candidate_whose_server_ends_while_it_is_paused_between_two_steps_is_rolled_back(site) -> None:
-    assert site.step(20).verdict == "GO"
-    assert pause_it(site).counted
-    site.at_looks({10: lambda: site.running.discard("green")})
-    judgement = site.step(50)
-    assert (judgement.verdict, site.weights()) == ("NO_GO", {"blue": 10_000})
-    assert {"green": 5_000, "blue": 5_000} not in [state.weights for state in site.told]
 
 
 def test_a_pause_between_two_steps_begins_no_step_until_it_is_resumed(site) -> None:
@@ -170,14 +146,6 @@ def test_a_paused_canary_is_rolled_back_on_request(site, how) -> None:
     assert not pause_it(site).counted, "what was taken back cannot be paused"
 
 
-def test_the_next_run_of_a_release_is_not_paused_by_what_was_asked_of_the_one_before(site) -> None:
-    site.policy["pause_deadline_seconds"] = 0.05
-    site.at_looks({FIRST_LOOK: lambda: pause_it(site)})
-    assert site.step(20).verdict == "INCONCLUSIVE"
-    site.policy["pause_deadline_seconds"] = 60.0
-    assert site.step(20, run="second run").verdict == "GO"
-
-
 def test_a_place_where_nothing_is_on_trial_cannot_be_paused(site) -> None:
     with pytest.raises(ConfigError, match="nothing is on trial on cpu"):
         pause_it(site)
@@ -201,17 +169,3 @@ def test_a_store_that_cannot_be_read_keeps_a_canary_paused(site, monkeypatch) ->
     site.at_looks({LATER + 20: down.clear})
     assert site.step(20).verdict == "GO"
     assert len(looks) > LATER + 20
-
-
-def test_people_are_told_of_a_pause_and_how_to_end_it(site, caplog) -> None:
-    site.at_looks({FIRST_LOOK: lambda: pause_it(site), 20: lambda: resume_it(site)})
-    assert site.step(20).verdict == "GO"
-    told = next(one for one in read_events(site.store, "r1", "cpu") if one.kind == "paused by a person")
-    event = of_canary(Origin("here", "r1"), told, "cpu")
-    assert event.severity == "warning"
-    assert "alice paused it (the dashboard looks odd)" in told.summary
-    assert "rolled back if nobody resumes it within 14400 s" in told.summary
-    assert "llm-pipeline resume cpu" in event.next_action
-    log = caplog.text
-    assert "alice paused it" in log
-    assert "bob resumed it" in log

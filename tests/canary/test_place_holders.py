@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from place_here import serve
 from resolved_release import resolve
-from simulated import PATIENCE, POLICY, STABLE, Killed, Site
+from simulated import PATIENCE, POLICY, STABLE, Site
 
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.records import ArtifactRef
@@ -149,21 +149,6 @@ def test_a_hand_over_is_a_canary_over_the_model_that_serves_and_leaves_one_in_pr
         promoted(site, Promotion(OURS, "cpu", "r0", STABLE, "none"))
 
 
-def handed_over(root: Path, **settings: int) -> Site:
-    """The place at the end of another model's canary, before it is settled."""
-    place = Site(root, **settings)  # type: ignore[arg-type]
-    serve(place.store, OURS, "cpu", pointer("r0", STABLE))
-    hand_over(place.store, "cpu", THEIRS, by="alice")
-    serving = serving_at(place.store, "cpu")
-    assert serving is not None
-    policy = CanaryPolicy.model_validate(POLICY)
-    plan = CanaryPlan("theirs-1", "run", "cpu", NEW, serving.pointer, policy)
-    promoted = first_attempt(plan, LogCursor()).model_copy(update={"phase": Phase.PROMOTED})
-    CanaryJournal(place.store, "theirs-1", "cpu").save(promoted)
-    resolve(place.store, "theirs-1", model=THEIRS)
-    return place
-
-
 def settle(place: Site) -> PlaceState:
     return promoted(place, Promotion(THEIRS, "cpu", "theirs-1", NEW, "none"))
 
@@ -171,17 +156,3 @@ def settle(place: Site) -> PlaceState:
 def promoted(place: Site, promotion: Promotion) -> PlaceState:
     resolve(place.store, promotion.release_id, model=promotion.model_id)
     return promote(place.store, promotion, find_router=lambda _: None, patience=PATIENCE)
-
-
-def test_settling_a_hand_over_that_is_killed_anywhere_is_done_by_the_next_one(tmp_path: Path) -> None:
-    dry = handed_over(tmp_path / "dry")
-    begun = dry.boundary
-    settle(dry)
-    assert dry.boundary - begun == 6, "the lease, the place, the lease given back"
-    for boundary in range(begun + 1, dry.boundary + 1):
-        place = handed_over(tmp_path / str(boundary), die_at=boundary)
-        with pytest.raises(Killed):
-            settle(place)
-        settle(place.buried())
-        found = read_place(place.store, "cpu")
-        assert (found.model_id, found.previous, found.previous_model) == (THEIRS, pointer("r0", STABLE), OURS), boundary

@@ -9,13 +9,11 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from production_site import MODEL, MODEL_PYTHON, ROOT, SECOND, TRITON_HOME, Production, result, verdict
+from production_site import MODEL_PYTHON, ROOT, TRITON_HOME, Production, result, verdict
 
-from llm_pipeline.adapters.envoy.process import find_router
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.record import Phase, read_canary_record
 from llm_pipeline.canary.timeline import read_timeline
@@ -23,8 +21,6 @@ from llm_pipeline.cli import main
 from llm_pipeline.operations.guard import guard_once
 from llm_pipeline.release.contract import StageFailure
 from llm_pipeline.serving.triton_server import find_server
-from llm_pipeline.store.place_state import read_place
-from llm_pipeline.store.places import PlaceTaken, hand_over
 
 pytestmark = pytest.mark.slow
 
@@ -155,25 +151,6 @@ def test_production_is_stopped_and_started_by_command_and_status_says_how_it_is(
 
 
 @pytest.mark.thorough
-def test_what_a_run_that_is_gone_left_on_trial_is_rolled_back_and_stopped_with_production(
-    production, monkeypatch, capsys
-) -> None:
-    monkeypatch.setenv("LLM_PIPELINE_DEPLOYMENT", str(production.deployment_file()))
-    production.deploy_first()
-    production.users()
-    assert verdict(production.canary("r2", 50)) is Verdict.GO
-    production.users_go()
-    capsys.readouterr()
-    assert main(["stop", "--yes"]) == 0
-    assert capsys.readouterr().out == "cpu: stopped the canary of r2, the router, the server in blue\n"
-    record = read_canary_record(production.store, "r2", "cpu")
-    assert record is not None
-    assert record.phase is Phase.ROLLED_BACK
-    assert (production.serves("blue"), production.serves("green")) == (None, None)
-    assert guard_once(production.store, production.deployment) == []
-
-
-@pytest.mark.thorough
 def test_a_second_release_where_nobody_asks_is_judged_by_replayed_prompts_and_says_so(production) -> None:
     production.deploy_first()
     production.policy |= {"maximum_bake_seconds": 3}
@@ -190,64 +167,6 @@ def test_a_second_release_where_nobody_asks_is_judged_by_replayed_prompts_and_sa
     assert verdict(production.canary("r2", 100, run="second run")) is Verdict.GO
     result(production.settle("r2"))
     assert production.answered_by() == "r2"
-
-
-@pytest.mark.thorough
-def test_a_release_that_a_person_takes_back_in_the_middle_of_a_step_says_who_did_it(production) -> None:
-    production.deploy_first()
-    production.users()
-    production.policy |= {"minimum_bake_seconds": 60, "maximum_bake_seconds": 120}
-    with ThreadPoolExecutor(1) as pool:
-        step = pool.submit(production.canary, "r2", 50)
-        deadline = time.monotonic() + 60
-        while production.weights() != {"blue": 5_000, "green": 5_000}:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        production.roll_back()
-        judgement = step.result(timeout=60).judgement
-    assert judgement is not None
-    assert judgement.verdict is Verdict.INCONCLUSIVE
-    assert "rolled back at 50 % by anna: it answers nonsense" in judgement.summary
-    assert production.users_go().failed == 0
-
-
-@pytest.mark.thorough
-def test_a_second_model_takes_nobody_s_users_unless_the_place_is_handed_over_and_then_loses_none(production) -> None:
-    production.deploy_first()
-    production.users()
-    production.model = SECOND
-    for act in (lambda: production.ask_canary("r2", 50), lambda: production.settle("r2")):
-        refused = act()
-        assert isinstance(refused, StageFailure)
-        assert (refused.error.type, refused.error.exit_code) == ("PlaceTaken", 4)
-    with pytest.raises(PlaceTaken, match=f"belongs to {MODEL}"):
-        production.roll_back()
-    assert (production.weights(), production.serves("blue"), production.serves("green")) == (
-        {"blue": 10_000},
-        "r1",
-        None,
-    )
-
-    hand_over(production.store, "cpu", SECOND, by="alice")
-    assert verdict(production.canary("r2", 50)) is Verdict.GO
-    production.roll_back()
-    assert (production.weights(), production.serves("blue"), production.serves("green")) == (
-        {"blue": 10_000},
-        "r1",
-        None,
-    )
-    production.promote("r2", run="second run")
-    assert (production.releases(), production.weights()) == (("r2", None), {"green": 10_000})
-    router = find_router(production.state("router"))
-    assert router is not None
-    assert router.read()[0].standby is None, "another model answers none of its users"
-    left = read_place(production.store, "cpu").of(MODEL)
-    assert left.production is None
-    assert left.previous is not None
-    assert left.previous.release_id == "r1"
-    users = production.users_go()
-    assert users.failed == 0, users.reasons
-    assert users.sent == users.ok
 
 
 @pytest.mark.thorough

@@ -7,13 +7,10 @@ from place_here import serve
 from resolved_release import resolve
 
 from llm_pipeline.adapters.local.store import LocalStore
-from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, lease_name
 from llm_pipeline.canary.router import Patience
-from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.operations.promotion import NotPromoted, Promotion, promote
-from llm_pipeline.operations.rollback import roll_back_at
 from llm_pipeline.operations.served_place import PlaceBusy
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.place_state import PlaceState, Pointer, read_place
@@ -52,16 +49,6 @@ def settle(store: LocalStore) -> PlaceState:
     return promote(store, promotion, find_router=lambda _: None, patience=Patience())
 
 
-def test_a_promoted_release_becomes_production_and_the_old_one_previous(store) -> None:
-    canary(store, Phase.PROMOTED)
-    pointers = settle(store)
-    assert pointers.production is not None
-    assert pointers.previous is not None
-    assert (pointers.production.release_id, pointers.production.slot) == ("r2", "green")
-    assert pointers.previous.release_id == "r1"
-    assert read_place(store, "cpu") == pointers
-
-
 def test_production_does_not_move_while_somebody_else_acts_on_the_place(store) -> None:
     canary(store, Phase.PROMOTED)
     with Lease(store, lease_name("cpu")), pytest.raises(PlaceBusy, match="somebody is moving the traffic of cpu now"):
@@ -69,11 +56,6 @@ def test_production_does_not_move_while_somebody_else_acts_on_the_place(store) -
     production = read_place(store, "cpu").production
     assert production is not None
     assert production.release_id == "r1"
-
-
-def test_settling_twice_changes_nothing(store) -> None:
-    canary(store, Phase.PROMOTED)
-    assert settle(store) == settle(store)
 
 
 @pytest.mark.parametrize("phase", [Phase.BAKING, Phase.PASSED, Phase.PAUSED, Phase.ROLLED_BACK])
@@ -103,25 +85,3 @@ def test_a_promotion_that_production_moved_past_does_not_count(store) -> None:
     with pytest.raises(NotPromoted, match="has moved since"):
         settle(store)
     assert read_place(store, "cpu") == moved
-
-
-def test_without_a_previous_release_there_is_nothing_to_go_back_to(store, tmp_path) -> None:
-    servers = [
-        {"http": port, "grpc": port + 1, "metrics": port + 2, "openai": port + 3} for port in (18541, 18545, 18549)
-    ]
-    place = dict(zip(("staging", "blue", "green"), servers, strict=True))
-    deployment = Deployment.model_validate(
-        {
-            "name": "here",
-            "store": store.uri,
-            "work_root": str(tmp_path),
-            "state_root": str(tmp_path),
-            "environments": {},
-            "triton_home": str(tmp_path),
-            "places": {"cpu": {**place, "router": {"port": 18560, "admin_port": 18561}}},
-        }
-    )
-    with pytest.raises(ConfigError, match="no previous release"):
-        roll_back_at(store, deployment, MODEL, "cpu", by="anna")
-    with pytest.raises(ConfigError, match="no place"):
-        roll_back_at(store, deployment, MODEL, "h100", by="anna")

@@ -9,7 +9,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.canary import replay as replaying
 from llm_pipeline.canary.replay import Replay
 from llm_pipeline.config.endpoint import Endpoint
@@ -93,16 +92,3 @@ def test_it_asks_where_the_router_does_not_tell(router: Router, monkeypatch: pyt
     monkeypatch.setattr(router, "attempts", lambda: None)
     with replay(router) as asking:
         until_sent(asking, 10)
-
-
-def test_one_that_asks_seldom_ends_with_its_block_too(router: Router) -> None:
-    seldom = Replay(Endpoint(url=router.url), ["a"], maximum_tokens=4, rate_per_second=0.001, attempts=router.attempts)
-    with seldom:
-        pass
-    assert not seldom._thread.is_alive()
-
-
-def test_a_header_that_is_not_set_is_said_before_anything_is_asked(router: Router) -> None:
-    keyed = Endpoint(url=router.url, header_variables={"x-key": "NOT_SET_HERE"})
-    with pytest.raises(ConfigError, match="NOT_SET_HERE"):
-        Replay(keyed, ["a"], maximum_tokens=4, rate_per_second=50, attempts=router.attempts)

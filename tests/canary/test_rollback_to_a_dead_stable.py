@@ -66,21 +66,6 @@ def test_where_neither_answers_stable_is_left_running_and_gets_the_traffic(site)
     assert "stop blue" not in site.effects, "a host that is busy for a while must not lose its production"
 
 
-def test_both_dead_whoever_rolls_back_starts_stable(site) -> None:
-    site.running.clear()
-    roll_back(site)
-    assert is_back(site)
-
-
-def test_both_dead_and_stable_does_not_start_the_traffic_waits_for_it(site) -> None:
-    site.running.clear()
-    site.stable_starts = False
-    with pytest.raises(NoWayBack):
-        roll_back(site)
-    assert site.weights() == {"blue": 10_000}
-    assert site.record().phase is Phase.ROLLING_BACK
-
-
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.thorough)])
 def test_killed_at_every_boundary_of_a_rollback_to_a_dead_stable_nothing_is_lost(tmp_path, site, every: int) -> None:
     start = site.boundary
@@ -97,9 +82,3 @@ def test_killed_at_every_boundary_of_a_rollback_to_a_dead_stable_nothing_is_lost
         roll_back(again.buried())
         assert is_back(again), again.effects
         assert again.lost == 0, again.effects
-
-
-def test_a_controller_that_rolls_back_starts_a_dead_stable_too(tmp_path) -> None:
-    site = Site(tmp_path / "controller", both_end_at=50)
-    assert site.steps(20, 50) == ["GO", "INCONCLUSIVE"]
-    assert is_back(site)

@@ -17,7 +17,7 @@ from llm_pipeline.adapters.envoy.process import find_router, stop_router, stoppe
 from llm_pipeline.adapters.envoy.xds.messages import replace_json
 from llm_pipeline.base import detached
 from llm_pipeline.base.host_time import HostTime
-from llm_pipeline.canary.router import Patience, RouterUnavailable, all_to, router_as_it_is
+from llm_pipeline.canary.router import Patience, all_to, router_as_it_is
 from llm_pipeline.canary.slots import ServedPlace
 from llm_pipeline.operations.guard import Guard
 
@@ -55,12 +55,6 @@ def listening(port: int) -> socket.socket:
 
 def answered_by(site) -> str:
     return ask(site.place.port, "POST", GENERATE, generation(), {"content-type": "application/json"}).server
-
-
-def test_a_router_that_runs_is_left_alone(site) -> None:
-    before = pid_of(site)
-    assert site.router.revive() is None
-    assert pid_of(site) == before
 
 
 def test_a_router_that_was_killed_comes_back_with_its_routes(site) -> None:
@@ -107,19 +101,6 @@ def test_a_router_that_was_killed_is_started_when_its_ports_are_free(site) -> No
     threading.Timer(0.5, listening(site.place.admin_port).close).start()
     site.start_router()
     assert answered_by(site) == "blue"
-
-
-@pytest.mark.thorough
-def test_a_router_that_refuses_its_routes_is_not_called_started(site) -> None:
-    """It would answer every user with 404."""
-    end(site, signal.SIGKILL)
-    routes = site.router.files.routes
-    document = json.loads(routes.read_text())
-    document["resources"][0]["virtual_hosts"][0]["routes"][1]["match"] = {"safe_regex": {"regex": "("}}
-    replace_json(routes, document)
-    site.router.update_configuration = lambda: None  # as if it were this version's
-    with pytest.raises(RouterUnavailable, match="does not act on its routes"):
-        site.router.start(site.router.read()[0])
 
 
 def test_starting_it_again_gives_a_running_one_the_configuration_of_this_version(site) -> None:

@@ -6,30 +6,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import yaml
-
 from llm_pipeline.base import detached
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.canary import slots
 from llm_pipeline.canary.moving import retire
 from llm_pipeline.canary.router import Patience
 from llm_pipeline.canary.slots import ServedPlace, TritonSlots
-from llm_pipeline.config.policy import Policy
 from llm_pipeline.serving.endpoint_access import served_name
 from llm_pipeline.serving.slot_fence import FencingToken
 
 PRODUCTION = Path(__file__).parents[2] / "configs" / "policies" / "production.yaml"
-
-
-def test_a_slot_waits_for_weights_at_least_as_long_as_staging_did(tmp_path, monkeypatch):
-    started: list[dict[str, Any]] = []
-    monkeypatch.setattr(slots, "start_server", lambda *_, **options: started.append(options))
-    place: Any = SimpleNamespace(blue="ports", green="ports")
-    store: Any = SimpleNamespace(fetch=lambda _: tmp_path)
-    place_slots = TritonSlots(store, place, target="h100", state_root=tmp_path, triton_home=tmp_path, python=tmp_path)
-    place_slots.ensure("blue", ArtifactRef(kind="repository", digest="sha256:" + "0" * 64), FencingToken(1, 1))
-    policy = Policy.model_validate({"name": "production", **yaml.safe_load(PRODUCTION.read_text())})
-    assert started[0]["wait_seconds"] >= policy.staging.ready_timeout_seconds
 
 
 def test_a_slots_server_whose_record_cannot_be_read_is_drained_and_stopped_all_the_same(tmp_path):

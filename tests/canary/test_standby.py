@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import pytest
 from pydantic import ValidationError
-from simulated import Killed
 from test_guard import guard
 from test_one_way_back import Served
 
-from llm_pipeline.canary.record import Phase
 from llm_pipeline.canary.router import RouteState, all_to
-from llm_pipeline.operations.rollback import ensure_rolled_back
 from llm_pipeline.operations.status import disagreements
 
 pytestmark = pytest.mark.usefixtures("fast")
@@ -33,16 +30,6 @@ def test_a_slot_with_traffic_of_its_own_stands_by_nobody(standby) -> None:
         all_to("blue", owner="t", epoch=1, standby="blue")
 
 
-def test_after_settlement_the_version_before_answers_for_a_production_that_dies(site) -> None:
-    site.release("r1")
-    assert (site.weights(), site.router.state.standby) == ({"green": 10_000}, "blue")
-    site.running.discard("green")
-    site.sent = site.lost = 0
-    assert [action.what for action in guard(site)] == ["started"]
-    assert (site.sent > 0, site.lost) == (True, 0)
-    assert site.serving() == "r1"
-
-
 def test_no_candidate_is_started_in_a_slot_that_stands_by(site) -> None:
     site.release("r1")
     stood_by, replace = [], site.slots.replace
@@ -58,36 +45,12 @@ def test_no_candidate_is_started_in_a_slot_that_stands_by(site) -> None:
     assert mine == ["blue", None, None], "claimed as they were, then it stands down, then the candidate shares"
 
 
-def test_a_rolled_back_candidate_stands_by_for_nobody(site) -> None:
-    site.release("r1")
-    assert site.steps(50, release="r2") == ["GO"]
-    ensure_rolled_back(site.place, "r2")
-    assert (site.weights(), site.router.state.standby) == ({"green": 10_000}, None)
-
-
 def test_production_that_was_left_stands_by_for_nobody(site) -> None:
     site.release("r1")
     site.roll_back()
     assert (site.serving(), site.router.state.standby) == ("r0", None)
     assert guard(site) == []
     assert site.router.state.standby is None
-
-
-def test_a_canary_that_never_replaced_it_leaves_it_standing_by_in_the_end(site) -> None:
-    """Killed between the route and the slot: the guard finds what was production before, warm and idle."""
-    site.release("r1")
-    for boundary in range(1, 60):
-        site.die_at = site.boundary + boundary
-        try:
-            site.steps(50, release="r2")
-        except Killed:
-            site.buried()
-        if site.router.state.standby is None:
-            break
-    assert (site.serves["blue"], site.running) == (site.pointers.previous.repository, {"blue", "green"})
-    assert guard(site) == []
-    assert [action.what for action in guard(site, after=1_000.0)] == ["rolled back"]
-    assert (site.record("r2").phase, site.router.state.standby) == (Phase.ROLLED_BACK, "blue")
 
 
 def test_before_its_server_is_stopped_it_stands_down(site) -> None:

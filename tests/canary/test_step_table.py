@@ -38,14 +38,6 @@ def test_the_sentence_names_both_arms() -> None:
     assert sentence(seen()) == ("100 candidate and 300 stable requests, failures 0 and 0, p95 first byte 24 and 22 ms")
 
 
-def test_without_streams_the_last_byte_is_named() -> None:
-    assert sentence(seen(streaming=False)).endswith("p95 last byte 48 and 44 ms")
-
-
-def test_at_100_percent_there_is_one_arm() -> None:
-    assert sentence(seen(stable=0), 1.0) == "100 candidate requests, failures 0, p95 first byte 24 ms"
-
-
 def test_the_table_is_one_text_with_both_arms_the_split_and_the_e_values() -> None:
     slow = [request("green", first=60.0) for _ in range(5)] + [request("green", fault=True)]
     state, step, arms = step_of(seen(candidate=94) + slow)

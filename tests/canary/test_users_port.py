@@ -99,10 +99,6 @@ def test_answers_health_and_metadata_are_served(port: int, method: str, path: st
     assert (answer.status, answer.server) == (200, "blue")
 
 
-def test_readiness_is_served(port: int) -> None:
-    assert ask(port, "GET", "/v2/health/ready").status == 200
-
-
 @pytest.mark.parametrize(("method", "path"), FORBIDDEN)
 def test_everything_else_is_not_found_and_reaches_no_server(port: int, method: str, path: str) -> None:
     answer = ask(port, method, path, b"{}")
@@ -122,14 +118,6 @@ def test_no_header_renames_what_is_asked_for(port: int, name: str) -> None:
     hidden = {name: "/v2/repository/models/llm/unload", "content-type": "application/json"}
     answer = ask(port, "GET", "/v2/models/llm", b"", hidden)
     assert b'"path": "/v2/models/llm"' in answer.body
-
-
-@pytest.mark.parametrize("claimed", [{}, {"x-forwarded-for": "10.0.0.1"}])
-@pytest.mark.parametrize("name", ["x-envoy-upstream-rq-timeout-ms", "x-envoy-upstream-rq-per-try-timeout-ms"])
-def test_no_header_sets_a_timeout(port: int, name: str, claimed: dict[str, str]) -> None:
-    headers = {name: "1", "content-type": "application/json", **claimed}
-    answers = [ask(port, "POST", "/v2/models/llm/generate", generation(), headers) for _ in range(3)]
-    assert {(one.status, one.fields["x-envoy-attempt-count"]) for one in answers} == {(200, "1")}
 
 
 def test_a_request_that_says_it_is_too_large_is_refused_before_it_is_sent(port: int) -> None:
@@ -197,12 +185,3 @@ def test_a_stream_of_grpc_which_can_end_triton_is_not_implemented_and_the_answer
     error = asyncio.run(refusal())
     assert error.code() is grpc.StatusCode.UNIMPLEMENTED
     assert "ask by /v1/chat/completions" in str(error.details())
-
-
-def test_a_grpc_path_without_grpc_is_not_found(port: int) -> None:
-    assert ask(port, "POST", f"{SERVICE}ModelInfer", b"").status == 404
-
-
-def test_a_grpc_call_of_an_http_path_is_not_implemented(port: int) -> None:
-    code, _ = asyncio.run(call(port, "/v2/repository/models/llm/unload"))
-    assert code is grpc.StatusCode.UNIMPLEMENTED
