@@ -77,7 +77,8 @@ def _weights(site: LiveSite, count: int) -> Iterator[bool]:
     site.control.replace("green", None)
     site.mixed_users(RATE)
     changes = [_change(site, PERCENTS[number % len(PERCENTS)], epoch=number + 1) for number in range(count)]
-    traffic = site.users_go()
+    site.users_go()
+    traffic = site.traffic()
     time.sleep(_LOG_SECONDS)
     requests = _by_start(site)
     kinds = ", ".join(f"{sent:,} {kind}" for kind, sent in traffic["sent"].items())
@@ -145,7 +146,8 @@ def _rollbacks(site: LiveSite, count: int) -> Iterator[bool]:
     site.router.write(all_to("blue", owner="benchmark", epoch=site.router.read()[0].epoch + 1), None)
     site.mixed_users(ROLLBACK_RATE)
     seconds = [_rollback(site) for _ in range(count)]
-    failed = sum(site.users_go()["failed"].values())
+    site.users_go()
+    failed = sum(site.traffic()["failed"].values())
     words = ", ".join(f"{taken:.1f}" for taken in sorted(seconds))
     print(f'from "fails every request" at {ROLLBACK_PERCENT:g} % to all traffic on stable: {words} s')
     yield at_most(f"requests failed in {count} rollbacks", failed, 0)

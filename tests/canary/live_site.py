@@ -119,10 +119,10 @@ class Trial:
             patience=SHORT,
         )
 
-    def step(self, percent: float, *, run: str = "first run", lease_seconds: float = 2.0) -> Judgement:
+    def step(self, percent: float, *, run: str = "first run") -> Judgement:
         """Run one step to its end, with a controller of its own."""
         journal = CanaryJournal(self.site.store, self.release_id, "cpu")
-        with Lease(self.site.store, lease_name("cpu"), seconds=lease_seconds) as lease:
+        with Lease(self.site.store, lease_name("cpu"), seconds=2.0) as lease:
             controller = CanaryController(
                 self.plan(run),
                 journal=journal,
@@ -166,12 +166,12 @@ class Trial:
         assert not self.site.control.alive(self.candidate)
         assert self.events[-2:] == ["rolling back", "rolled back"]
 
-    def roll_back(self) -> CanaryRecord | None:
-        return ensure_rolled_back(self.at, self.release_id)
-
-    @property
-    def at(self) -> ServedPlace:
-        return ServedPlace(self.site.store, "", "cpu", self.site.router, self.site.control, SHORT)
+    def roll_back(self, router: TrafficRouter | None = None) -> CanaryRecord:
+        router = router or self.site.router
+        place = ServedPlace(self.site.store, "", "cpu", router, self.site.control, SHORT)
+        record = ensure_rolled_back(place, self.release_id)
+        assert record is not None
+        return record
 
     @property
     def record(self) -> CanaryRecord:

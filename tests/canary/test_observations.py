@@ -44,90 +44,58 @@ def one(log_path: Path, **changes) -> ObservedRequest:
     return request
 
 
-def test_a_request_is_read_with_its_arm_and_times(path) -> None:
-    request = one(path, cluster="green_failover", host="127.0.0.1:2", path="/v1/completions?x=1", stream="1")
-    assert (request.arm, request.on_trial, request.streaming) == ("green", True, True)
-    assert (request.first_byte_milliseconds, request.total_milliseconds, request.started_at) == (5.0, 9.0, 100.0)
-    assert (request.error, request.fault, request.lost) == (False, False, False)
+GREEN = {"cluster": "green_failover"}
+TRITON, GRPC = {"path": "/v2/models/llm/generate"}, {"path": "/inference.GRPCInferenceService/ModelInfer"}
+WELL = {"fault": False, "error": False, "lost": False}
+HIDDEN = {"fault": True, "error": True, "lost": False}
+LOST = {"fault": True, "lost": True}
+REFUSED = {"fault": False, "refused": True}
+UNREAD = {"output_tokens": None, "empty": None, "truncated": None}
+TOLD = {"stream": "1", "has_text": "1", "output_tokens": 12, "finish_reason": "stop", "stream_ms": 55}
+READ = {"output_tokens": 12, "finish_reason": "stop", "empty": False, "truncated": False, "per_token_milliseconds": 5.0}
 
 
 @pytest.mark.parametrize(
-    "hidden",
+    ("logged", "request_is"),
     [
-        {"host": "127.0.0.1:1", "attempts": 2},
-        {"host": "127.0.0.1:1", "attempts": 1},
-        {"host": "127.0.0.1:2", "attempts": 2},
+        (
+            {**GREEN, "host": "127.0.0.1:2", "stream": "1"},
+            {**WELL, "arm": "green", "on_trial": True, "streaming": True},
+        ),
+        (
+            {"path": "/v1/completions?x=1"},
+            {"first_byte_milliseconds": 5.0, "total_milliseconds": 9.0, "route": "/completions"},
+        ),
+        ({**GREEN, "host": "127.0.0.1:1", "attempts": 2}, HIDDEN),  # answered by stable
+        ({**GREEN, "host": "127.0.0.1:1", "attempts": 1}, HIDDEN),  # it was ejected
+        ({**GREEN, "host": "127.0.0.1:2", "attempts": 2}, HIDDEN),  # its own second attempt
+        (
+            {"cluster": "blue_backed", "host": "127.0.0.1:2", "attempts": 2},
+            {**HIDDEN, "arm": "blue", "on_trial": False},
+        ),
+        ({"cluster": "blue_grpc_backed", "host": "127.0.0.1:2", "attempts": 2}, {**HIDDEN, "arm": "blue"}),
+        ({"code": 503}, LOST),
+        ({"code": 0}, LOST),
+        ({"flags": "UC"}, LOST),
+        ({"grpc_status": 14}, LOST),
+        ({"reported_error": "1"}, LOST),
+        ({**GREEN, "code": 400, "attempts": 2, "flags": "URX", "reported_error": "1"}, REFUSED),  # by both versions
+        ({**GREEN, "code": 413, "attempts": 0, "host": None}, REFUSED),  # by the router
+        *(({**GRPC, "cluster": "blue_grpc", "grpc_status": status}, REFUSED) for status in (3, 5, 12)),
+        *(({**GRPC, "cluster": "blue_grpc", "grpc_status": status}, LOST) for status in (1, 10)),
+        ({"code": 0, "flags": "DC"}, {**WELL, "cancelled": True}),
+        (TOLD, READ),
+        ({"has_text": "1"}, {"truncated": True}),
+        ({"has_text": "1", "finish_reason": "cancelled"}, {"truncated": True}),
+        ({"has_text": "1", "finish_reason": "length"}, {"truncated": False}),
+        ({"has_text": "0", "output_tokens": 3}, {"empty": True}),
+        *((unread, UNREAD) for unread in (TRITON, GRPC, {"has_text": None}, {"has_text": "0", "code": 503})),
+        ({"asked_ms": 700, "first_byte_ms": 705, "total_ms": 709}, {"first_byte_milliseconds": 5.0}),  # a slow upload
     ],
-    ids=["answered by stable", "ejected", "second attempt"],
 )
-def test_a_failure_that_failover_hid_is_charged_to_the_candidate_and_not_lost(path, hidden) -> None:
-    request = one(path, cluster="green_failover", **hidden)
-    assert (request.fault, request.error, request.lost) == (True, True, False)
-
-
-@pytest.mark.parametrize("cluster", ["blue_backed", "blue_grpc_backed"])
-def test_what_the_candidate_answered_for_stable_is_stables_fault_and_not_lost(path, cluster) -> None:
-    request = one(path, cluster=cluster, host="127.0.0.1:2", attempts=2)
-    assert (request.arm, request.on_trial) == ("blue", False)
-    assert (request.fault, request.error, request.lost) == (True, True, False)
-
-
-@pytest.mark.parametrize(
-    "failure", [{"code": 503}, {"code": 0}, {"flags": "UC"}, {"grpc_status": 14}, {"reported_error": "1"}]
-)
-def test_a_failure_that_a_user_saw_is_lost(path, failure) -> None:
-    request = one(path, **failure)
-    assert (request.fault, request.lost) == (True, True)
-
-
-def test_a_request_that_both_versions_refuse_is_nobodys_fault(path) -> None:
-    """The flag says that there were no more retries, not that anything failed."""
-    request = one(path, code=400, attempts=2, flags="URX", reported_error="1", cluster="green_failover")
-    assert (request.fault, request.refused) == (False, True)
-
-
-def test_a_request_that_the_router_refuses_is_nobodys_fault(path) -> None:
-    request = one(path, code=413, attempts=0, host=None, cluster="green_failover")
-    assert (request.fault, request.refused) == (False, True)
-
-
-def test_a_user_who_goes_away_is_no_failure(path) -> None:
-    request = one(path, code=0, flags="DC")
-    assert (request.cancelled, request.error, request.fault) == (True, False, False)
-
-
-def test_an_answer_is_read_with_what_it_told(path) -> None:
-    told = {"has_text": "1", "output_tokens": 12, "finish_reason": "stop", "stream_ms": 55}
-    request = one(path, stream="1", **told)
-    assert (request.output_tokens, request.finish_reason) == (12, "stop")
-    assert (request.empty, request.truncated) == (False, False)
-    assert request.per_token_milliseconds == 5.0
-
-
-@pytest.mark.parametrize(
-    ("reason", "truncated"), [(None, True), ("cancelled", True), ("stop", False), ("length", False)]
-)
-def test_an_answer_without_a_final_chunk_or_given_up_by_the_server_is_truncated(path, reason, truncated) -> None:
-    assert one(path, has_text="1", finish_reason=reason).truncated is truncated
-
-
-def test_an_answer_without_text_is_empty(path) -> None:
-    assert one(path, has_text="0", output_tokens=3).empty is True
-
-
-@pytest.mark.parametrize(
-    "unread",
-    [
-        {"path": "/v2/models/llm/generate"},
-        {"path": "/inference.GRPCInferenceService/ModelInfer"},
-        {"has_text": None},
-        {"has_text": "0", "code": 503},
-    ],
-    ids=["Triton's API", "gRPC", "broken off", "an error"],
-)
-def test_of_an_answer_that_was_not_read_nothing_is_known(path, unread) -> None:
-    request = one(path, **unread)
-    assert (request.output_tokens, request.empty, request.truncated) == (None, None, None)
+def test_a_line_says_what_became_of_a_request(path, logged, request_is) -> None:
+    request = one(path, **logged)
+    assert {name: getattr(request, name) for name in request_is} == request_is
 
 
 def test_a_line_is_read_once_and_only_when_it_is_whole(path) -> None:
@@ -204,19 +172,8 @@ def test_a_damaged_line_is_counted_and_left_out_and_ends_nothing(path, damage) -
     assert reader.damaged == 1
 
 
-@pytest.mark.parametrize(("status", "refused"), [(0, None), (3, True), (5, True), (12, True), (1, False), (10, False)])
-def test_a_grpc_status_is_a_refusal_or_a_fault(path, status, refused) -> None:
-    request = one(path, path="/inference.GRPCInferenceService/ModelInfer", cluster="blue_grpc", grpc_status=status)
-    assert (request.error, request.refused, request.fault) == (refused is not None, bool(refused), refused is False)
-
-
 @pytest.mark.parametrize("route", ["/v2/models/llm/generate", "/inference.GRPCInferenceService/ModelInfer"])
 def test_of_tritons_own_api_the_status_alone_is_judged(path, route) -> None:
     well, failed = one(path, path=route, total_ms=70_000), one(path, path=route, code=503)
     values = [[value_of(request, metric) for metric in METRICS] for request in (well, failed)]
     assert values == [[0.0, None, None, None], [1.0, None, None, None]]
-
-
-def test_how_slowly_a_user_sends_is_no_time_of_the_server(path) -> None:
-    request = one(path, asked_ms=700, first_byte_ms=705, total_ms=709)
-    assert (request.first_byte_milliseconds, request.total_milliseconds) == (5.0, 9.0)

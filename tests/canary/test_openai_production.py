@@ -82,23 +82,3 @@ def test_a_release_is_promoted_taken_back_stopped_and_started(
     assert start_production(production.store, production.deployment, "cpu").pointer.release_id == "r1"
     assert production.states()["blue"] == "answers r1"
     assert len(servers[0].seen) > asked
-
-
-def test_a_slot_that_still_serves_the_version_before_gets_no_users(
-    production: OpenAiProduction, servers: tuple[OpenAiDouble, OpenAiDouble]
-) -> None:
-    production.deploy_first()
-    servers[1].fault = ""
-    refused = production.ask_canary("r2", 50)
-    assert "the server in green does not serve this release" in str(refused)
-    assert production.weights() == {"blue": 10_000}
-
-
-def test_production_that_has_ended_is_told_and_cannot_be_started_from_here(
-    production: OpenAiProduction, servers: tuple[OpenAiDouble, OpenAiDouble]
-) -> None:
-    production.deploy_first()
-    servers[0].die()
-    assert production.states()["blue"] == "has ended r1"
-    assert production.health() is Health.DEAD
-    assert any("cannot be started from here" in line for line in production.guarded())

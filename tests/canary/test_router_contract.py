@@ -17,8 +17,7 @@ from router_contract import (
 )
 
 from llm_pipeline.base.errors import Fenced, Transient, Unsupported
-from llm_pipeline.canary.moving import traffic_to
-from llm_pipeline.canary.router import ALL, Patience, RouterConflict, RouterUnavailable, all_to
+from llm_pipeline.canary.router import RouterConflict, RouterUnavailable, all_to
 
 
 @pytest.fixture(scope="module")
@@ -65,14 +64,6 @@ def test_a_share_that_it_cannot_have_is_refused_and_never_made_all_or_nothing(su
         except Unsupported:
             continue
         assert promised.weights["green"] == green
-
-
-def test_all_the_traffic_to_one_slot_is_all_of_it(subject):
-    for epoch, slot in enumerate(("green", "blue"), start=1):
-        subject.router.write(all_to(slot, owner="t", epoch=epoch), None)
-        state, _ = subject.router.read()
-        assert {name: weight for name, weight in state.weights.items() if weight} == {slot: ALL}
-        assert state.candidate is None
 
 
 def test_the_same_write_twice_is_one_revision(subject):
@@ -130,13 +121,6 @@ def test_a_router_that_is_away_may_come_back(subject):
     with pytest.raises(RouterUnavailable) as raised:
         router.write(split(500), "what it was at")
     assert isinstance(raised.value, Transient)
-
-
-def test_a_rollback_is_written_in_trouble_and_confirmed(subject):
-    subject.router.write(split(5000), None)
-    subject.meddle()
-    assert traffic_to(subject.router, all_to("blue", owner="rollback", epoch=2), Patience(write=5.0)) is True
-    assert subject.router.read()[0].same_traffic(all_to("blue", owner="x", epoch=0))
 
 
 def test_a_router_that_runs_needs_no_reviving(subject):

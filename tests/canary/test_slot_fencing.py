@@ -56,21 +56,6 @@ def test_a_rollback_stops_the_release_that_it_names_and_says_so_when_the_slot_se
     assert "now serves another repository" in record.events[-1].summary
 
 
-def test_a_controller_that_wakes_before_it_starts_its_candidate_does_not_end_the_newer_one(tmp_path: Path) -> None:
-    site = Site(tmp_path)
-    start = site.slots.replace
-
-    def frozen(slot, repository, token) -> None:
-        site.slots.replace = start  # type: ignore[method-assign]
-        promote_newer(site, NEWER)
-        start(slot, repository, token)
-
-    site.slots.replace = frozen  # type: ignore[method-assign]
-    with pytest.raises(Fenced):
-        site.step(20)
-    assert (site.serves["green"], site.weights()) == (NEWER, PROMOTED)
-
-
 def test_of_two_that_took_over_with_the_same_epoch_the_one_with_the_later_lease_acts(tmp_path: Path) -> None:
     admit(tmp_path, FencingToken(epoch=7, lease=3))
     admit(tmp_path, FencingToken(epoch=7, lease=4))

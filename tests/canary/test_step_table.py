@@ -53,23 +53,3 @@ def test_the_table_is_one_text_with_both_arms_the_split_and_the_e_values() -> No
     assert any(line.startswith("split: 25.0 % of 400 requests measured, 25 % intended; e-value") for line in lines)
     failed = next(line for line in lines if line.startswith("failed answers 1/100 (1.0 %) 0/300 (0.0 %) "))
     assert failed.split()[-1] == "80", "alpha is split over four"
-
-
-def table(requests: list[ObservedRequest]) -> list[str]:
-    state, step, arms = step_of(requests)
-    text = format_step(state, step, arms, policy=POLICY, seconds=30.0)
-    return [" ".join(line.split()) for line in text.splitlines()]
-
-
-def test_what_answers_tell_is_in_the_table_and_left_out_where_nothing_is_told() -> None:
-    told = {"output_tokens": 11, "stream_milliseconds": 200.0, "truncated": False, "empty": False}
-    assert "per token p50 / p95, ms 20 / 20 20 / 20" in table(seen(candidate=2, **told))
-    assert not any(line.startswith("per token") for line in table(seen()))
-
-
-def test_what_is_not_compared_is_said() -> None:
-    limits = LIMITS.model_copy(update={"left_out": ("slow end: the source has no such buckets",)})
-    state = begin_step(begin(limits, POLICY), 0.25)
-    _, step, arms = step_of(seen())
-    text = format_step(state, step, arms, policy=POLICY, seconds=30.0)
-    assert text.endswith("\nnot compared: slow end: the source has no such buckets")

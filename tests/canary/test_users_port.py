@@ -39,6 +39,8 @@ FORBIDDEN = [
     ("POST", "/v2/systemsharedmemory/region/x/register"),
     ("POST", "/v2/cudasharedmemory/unregister"),
     ("GET", "/metrics"),
+    ("GET", "/health"),
+    ("GET", "/v1/embeddings"),
     ("GET", "/"),
     ("POST", "/v2/models/tensorrt_llm/generate"),
     ("GET", "/v2/models/llm/generate"),

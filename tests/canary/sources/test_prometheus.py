@@ -108,12 +108,6 @@ def test_a_restarted_server_has_counted_from_zero(double):
     assert windows(PrometheusMetrics(source(double.url)).window(since).arms)["green"] == (7, 0)
 
 
-def test_a_failed_scrape_at_the_start_is_no_beginning(double):
-    since = two_scrapes(double, served((100, 0, 0), (50, 0, 0)), served((200, 0, 0), (60, 0, 0)))
-    double.gone(since.until - 0.5, "g")
-    assert windows(PrometheusMetrics(source(double.url)).window(since).arms)["green"] == (10, 0)
-
-
 def test_old_requests_are_not_counted_for_a_new_split():
     cursor = PrometheusMetrics(source("http://127.0.0.1:9", scrape_seconds=2.0)).begin()
     assert cursor.until == pytest.approx(time.time() + 2.0, abs=0.5), "until the next scrape they cannot be told apart"
@@ -159,13 +153,6 @@ def test_the_token_is_sent_and_told_to_nobody(double, monkeypatch):
     with pytest.raises(SourceDown, match=r"answers 401.*check PROMETHEUS_TOKEN") as raised:
         PrometheusMetrics(source(double.url, token_variable="PROMETHEUS_TOKEN")).window(since)
     assert "secret" not in str(raised.value)
-
-
-def test_an_answer_with_warnings_may_be_half_of_the_truth(double):
-    since = two_scrapes(double, served((1, 0, 0), (1, 0, 0)), served((9, 0, 0), (9, 0, 0)))
-    double.warnings = ["store 10.0.0.7 did not answer"]
-    with pytest.raises(SourceDown, match=r"store 10\.0\.0\.7"):
-        PrometheusMetrics(source(double.url)).window(since)
 
 
 def test_a_query_that_is_refused_is_the_configurations_fault(double):
