@@ -21,7 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 
 from llm_pipeline.base.errors import ConfigError, Fenced, PipelineError, Transient
-from llm_pipeline.base.logging import Lines, get_logger
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.verdict import Judgement
 from llm_pipeline.canary import analysis, evidence
 from llm_pipeline.canary import people as approvals
@@ -68,7 +68,7 @@ from llm_pipeline.canary.router import (
     other_slot,
 )
 from llm_pipeline.canary.slots import ChecksAnswers, ServedPlace, SlotControl, WarmUp
-from llm_pipeline.canary.timeline import format_step, step_in_numbers
+from llm_pipeline.canary.timeline import step_in_numbers
 from llm_pipeline.canary.traffic import Traffic
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
@@ -353,9 +353,11 @@ class CanaryController:
             return record, seen
         if decision.outcome is Outcome.CONTINUE or (held and decision.outcome in UNTIL_RESUMED):
             return record, replace(seen, decision=decision)
-        decision = self._in_numbers(record, tests, decision)
-        seen = replace(seen, decision=decision, differs=self._differs(record) if passes else None)
-        return record, seen
+        if tests.step is not None:
+            summary = f"{decision.judgement.summary}: {step_in_numbers(tests.step, self._traffic.step_arms(record))}"
+            judgement = decision.judgement.model_copy(update={"summary": summary})
+            decision = decision.model_copy(update={"judgement": judgement})
+        return record, replace(seen, decision=decision, differs=self._differs(record) if passes else None)
 
     def _watched(self) -> float:
         """Seconds since the last look, by this process's monotonic clock; the record keeps the sum.
@@ -365,17 +367,6 @@ class CanaryController:
         look, last = self._policy.look_seconds, self._looked_at
         self._looked_at = time.monotonic()
         return look if last is None else min(self._looked_at - last, LONGEST_LOOKS * look)
-
-    def _in_numbers(self, record: CanaryRecord, tests: AnalysisState, decision: StepDecision) -> StepDecision:
-        """A decision with both arms in numbers; the full table is logged."""
-        if tests.step is None:
-            return decision
-        arms, seconds = self._traffic.step_arms(record), record.watched_seconds
-        summary = f"{decision.judgement.summary}: {step_in_numbers(tests.step, arms)}"
-        judgement = decision.judgement.model_copy(update={"summary": summary})
-        table = format_step(tests, tests.step, arms, policy=self._policy, seconds=seconds)
-        log.info(Lines(f"both versions:{table}"))
-        return decision.model_copy(update={"judgement": judgement})
 
     def _fails_beside_stable(self, record: CanaryRecord, tests: AnalysisState) -> Judgement | None:
         """The immediate guard after an incident of stable's: once that answers again, it is no excuse any more."""

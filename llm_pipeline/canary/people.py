@@ -120,16 +120,21 @@ def command(plan: CanaryPlan, percent: float) -> str:
     return f"llm-pipeline approve-step {plan.release_id} {plan.target} {percent:g} [--deny]"
 
 
-class Answered(Frozen):
-    """What an answer came to.
+class Reply(Frozen):
+    """What became of what a person asked for.
 
     Attributes:
         counted: Whether it changed anything.
-        message: For whoever answered.
+        message: For whoever asked.
     """
 
     counted: bool
     message: str
+
+
+class Answered(Reply):
+    """The same, with the question as it stands."""
+
     approval: StepApproval
 
 
@@ -201,19 +206,7 @@ def _why_late(asked: StepApproval, record: CanaryRecord | None) -> str:
     return ""
 
 
-class PauseReply(Frozen):
-    """What became of a request.
-
-    Attributes:
-        counted: Whether it changed anything.
-        message: For whoever asked.
-    """
-
-    counted: bool
-    message: str
-
-
-def pause(store: ArtifactStore, place: str, *, by: str, why: str = "") -> PauseReply:
+def pause(store: ArtifactStore, place: str, *, by: str, why: str = "") -> Reply:
     """Pause the canary of a place: it keeps its split until it is resumed, and is still rolled back if it does harm.
 
     Asked twice, it is done once: the deadline counts from the first time.
@@ -222,7 +215,7 @@ def pause(store: ArtifactStore, place: str, *, by: str, why: str = "") -> PauseR
         ConfigError: Nothing is on trial there.
         Conflict: Others change the place all the time; the same call is safe again.
     """
-    reply = PauseReply(counted=False, message="")
+    reply = Reply(counted=False, message="")
 
     def paused(state: PlaceState) -> PlaceState:
         nonlocal reply
@@ -238,7 +231,7 @@ def pause(store: ArtifactStore, place: str, *, by: str, why: str = "") -> PauseR
                 f"paused: {_named(record)} keeps its {record.share_percent:g} % of the traffic from its next look on; "
                 f"it is rolled back at {utc(now + seconds)} unless `llm-pipeline resume {place}` comes before"
             )
-            reply = PauseReply(counted=True, message=message)
+            reply = Reply(counted=True, message=message)
             return state.model_copy(update={"pause": asked})
         return state
 
@@ -246,14 +239,14 @@ def pause(store: ArtifactStore, place: str, *, by: str, why: str = "") -> PauseR
     return (reply.counted and _too_late(_on_trial(store, place, state))) or reply  # it may have ended just now
 
 
-def resume(store: ArtifactStore, place: str, *, by: str) -> PauseReply:
+def resume(store: ArtifactStore, place: str, *, by: str) -> Reply:
     """Let the paused canary of a place go on; what it was judged by meanwhile counts.
 
     Raises:
         ConfigError: Nothing is on trial there.
         Conflict: Others change the place all the time; the same call is safe again.
     """
-    reply = PauseReply(counted=False, message="")
+    reply = Reply(counted=False, message="")
 
     def resumed(state: PlaceState) -> PlaceState:
         nonlocal reply
@@ -265,7 +258,7 @@ def resume(store: ArtifactStore, place: str, *, by: str) -> PauseReply:
         elif known.over(time.time()):
             reply = _late(f"nobody resumed {_named(record)} within {known.deadline_seconds:.0f} s")
         else:
-            reply = PauseReply(counted=True, message=f"resumed: {_named(record)}")
+            reply = Reply(counted=True, message=f"resumed: {_named(record)}")
             return state.model_copy(update={"pause": known.model_copy(update={"resumed_by": by})})
         return state
 
@@ -284,14 +277,14 @@ def _named(record: CanaryRecord) -> str:
     return f"the canary of {record.release_id} on {record.target}"
 
 
-def _too_late(record: CanaryRecord) -> PauseReply | None:
+def _too_late(record: CanaryRecord) -> Reply | None:
     over = record.settled or record.phase is Phase.ROLLING_BACK
     return _late(f"the canary of {record.release_id} is {record.phase.value}") if over else None
 
 
-def _late(why: str) -> PauseReply:
-    return PauseReply(counted=False, message=f"too late, nothing was changed: {why}")
+def _late(why: str) -> Reply:
+    return Reply(counted=False, message=f"too late, nothing was changed: {why}")
 
 
-def _unchanged(why: str) -> PauseReply:
-    return PauseReply(counted=False, message=f"nothing was changed: {why}")
+def _unchanged(why: str) -> Reply:
+    return Reply(counted=False, message=f"nothing was changed: {why}")

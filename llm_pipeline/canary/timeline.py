@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from pydantic import ValidationError
 
 from llm_pipeline.base.errors import IntegrityError, unless_io
 from llm_pipeline.base.json_document import load_record
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.base.text_table import aligned
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.access_log import AccessLog, ObservedRequest
 from llm_pipeline.canary.analysis import AnalysisState, Look, MetricState, StepState, regressed_at
 from llm_pipeline.canary.evidence import SPLIT_ALPHA, beyond_in_words, metric_compared, split_ratio
 from llm_pipeline.canary.metrics import quantile
 from llm_pipeline.canary.record import CanaryEvent, CanaryRecord, EventKind
-from llm_pipeline.canary.router import SlotName, other_slot
+from llm_pipeline.canary.router import SlotName
 from llm_pipeline.config.policy import CanaryPolicy
-
-_NOTHING = "-"
 
 
 class MetricSummary(Frozen):
@@ -151,113 +146,29 @@ def arm_point(requests: Sequence[ObservedRequest]) -> ArmPoint:
     )
 
 
-@dataclass(frozen=True)
-class StepArms:
-    """Both arms' answers over one step, or as much of it as the newest part of the access log holds.
-
-    Attributes:
-        slot: The candidate's slot.
-    """
-
-    slot: SlotName
-    candidate: ArmPoint
-    stable: ArmPoint
-
-    @classmethod
-    def of(cls, requests: Iterable[ObservedRequest], slot: SlotName, since: float) -> Self:
-        """The arms over requests that started at or after `since`."""
-        current = [request for request in requests if request.started_at >= since]
-        mine = [request for request in current if request.arm == slot]
-        theirs = [request for request in current if request.arm != slot]
-        return cls(slot, arm_point(mine), arm_point(theirs))
+def arms_since(requests: Iterable[ObservedRequest], slot: SlotName, since: float) -> tuple[ArmPoint, ArmPoint]:
+    """The candidate's and stable's answers, of requests that started at or after `since`."""
+    current = [request for request in requests if request.started_at >= since]
+    mine = [request for request in current if request.arm == slot]
+    return arm_point(mine), arm_point([request for request in current if request.arm != slot])
 
 
-def step_in_numbers(step: StepState, arms: StepArms) -> str:
+def step_in_numbers(step: StepState, arms: tuple[ArmPoint, ArmPoint]) -> str:
     """`128 candidate and 371 stable requests, failures 0 and 0, p95 first byte 24 and 22 ms`.
 
     Without streamed answers it gives the time to the last byte; at 100 % there is no stable arm to name.
     """
     candidate, stable = step.candidate, step.stable
-    streamed = arms.candidate.first_token_p95 is not None or arms.stable.first_token_p95 is not None
+    streamed = any(arm.first_token_p95 is not None for arm in arms)
     what = "first byte" if streamed else "last byte"
-    p95 = [arm.first_token_p95 if streamed else arm.end_to_end_p95 for arm in (arms.candidate, arms.stable)]
+    p95 = [arm.first_token_p95 if streamed else arm.end_to_end_p95 for arm in arms]
+    mine, theirs = ("-" if value is None else f"{value:.0f}" for value in p95)
     if step.share == 1.0 and not stable.requests:
-        return f"{candidate.requests} candidate requests, failures {candidate.failed}, p95 {what} {_number(p95[0])} ms"
+        return f"{candidate.requests} candidate requests, failures {candidate.failed}, p95 {what} {mine} ms"
     return (
         f"{candidate.requests} candidate and {stable.requests} stable requests, "
-        f"failures {candidate.failed} and {stable.failed}, p95 {what} {_number(p95[0])} and {_number(p95[1])} ms"
+        f"failures {candidate.failed} and {stable.failed}, p95 {what} {mine} and {theirs} ms"
     )
-
-
-def format_step(
-    state: AnalysisState,
-    step: StepState,
-    arms: StepArms,
-    *,
-    policy: CanaryPolicy,
-    seconds: float,
-) -> str:
-    """Both arms over the step, the split, the tests over the whole canary; starts with a line break."""
-    slot = arms.slot
-    head = (f"step {step.percent}, {seconds:.0f} s", f"candidate ({slot})", f"stable ({other_slot(slot)})")
-    tests = [
-        ("whole canary", "candidate", "stable", "e-value", "threshold"),
-        *(_metric_row(_summarise_metric(metric, state, policy)) for metric in state.metrics),
-    ]
-    lines = [
-        *aligned([head, *_arm_rows(step, arms)]),
-        _split_line(step),
-        "",
-        *aligned(tests),
-        *(f"not compared: {what}" for what in state.thresholds.left_out),
-    ]
-    return "\n" + "\n".join(lines)
-
-
-def _arm_rows(step: StepState, arms: StepArms) -> list[tuple[str, ...]]:
-    counts = (step.candidate, step.stable)
-    points = (arms.candidate, arms.stable)
-    rows = [
-        ("requests", *(str(arm.requests) for arm in counts)),
-        ("failures", *(_share(arm.failed, arm.requests) for arm in counts)),
-        ("failed for users", *(_share(arm.lost, arm.requests) for arm in counts)),
-        ("first byte p50 / p95, ms", *(_pair(point.first_token_p50, point.first_token_p95) for point in points)),
-    ]
-    if any(point.per_token_p50 is not None for point in points):
-        rows.append(("per token p50 / p95, ms", *(_pair(point.per_token_p50, point.per_token_p95) for point in points)))
-    rows.append(("last byte p50 / p95, ms", *(_pair(point.end_to_end_p50, point.end_to_end_p95) for point in points)))
-    return rows
-
-
-def _split_line(step: StepState) -> str:
-    split = step.split
-    measured = _NOTHING if split.measured is None else f"{split.measured * 100:.1f} %"
-    return (
-        f"split: {measured} of {split.total} requests measured, {step.percent} intended; "
-        f"e-value {split.largest:.3g}, threshold {1 / SPLIT_ALPHA:.0f}"
-    )
-
-
-def _metric_row(metric: MetricSummary) -> tuple[str, ...]:
-    return (
-        metric.name,
-        _share(metric.candidate_events, metric.candidate_requests),
-        _share(metric.stable_events, metric.stable_requests),
-        f"{metric.e_value:.3g}",
-        f"{metric.regressed_at:.0f}",
-    )
-
-
-def _share(events: int, total: int) -> str:
-    return f"{events}/{total} ({events / total * 100:.1f} %)" if total else _NOTHING
-
-
-def _pair(first: float | None, second: float | None) -> str:
-    return f"{_number(first)} / {_number(second)}"
-
-
-def _number(value: float | None) -> str:
-    return _NOTHING if value is None else f"{value:.0f}"
 
 
 TIMELINE_FILE = "timeline.jsonl"

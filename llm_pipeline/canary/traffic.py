@@ -23,7 +23,7 @@ from llm_pipeline.canary.metrics import (
     window_from_counts,
 )
 from llm_pipeline.canary.record import CanaryRecord
-from llm_pipeline.canary.timeline import StepArms
+from llm_pipeline.canary.timeline import ArmPoint, arms_since
 from llm_pipeline.config.policy import CanaryPolicy
 
 log = get_logger(__name__)
@@ -80,7 +80,7 @@ class Traffic(Protocol):
             Transient: The source is down, so nothing may be concluded.
         """
 
-    def step_arms(self, record: CanaryRecord) -> StepArms:
+    def step_arms(self, record: CanaryRecord) -> tuple[ArmPoint, ArmPoint]:
         """Both arms over the step, for the numbers beside a decision; empty where they are not known now."""
 
 
@@ -121,14 +121,14 @@ class LoggedTraffic:
         read = record.model_copy(update={"cursor": cursor, "in_flight": seen.in_flight})
         return seen.model_copy(update={"behind": self._log.behind}), read
 
-    def step_arms(self, record: CanaryRecord) -> StepArms:
+    def step_arms(self, record: CanaryRecord) -> tuple[ArmPoint, ArmPoint]:
         """Both versions over the step; bounded, because a rollback must not wait for a long log."""
         try:
             requests = self._log.recent(record.step_began_at)
         except Transient as error:
             log.warning("the decision is logged without request statistics", reason=str(error))
             requests = []
-        return StepArms.of(requests, record.candidate, record.step_began_at)
+        return arms_since(requests, record.candidate, record.step_began_at)
 
 
 class CountedTraffic:
@@ -158,6 +158,6 @@ class CountedTraffic:
         seen = window_from_counts(found.arms, record.candidate, thresholds)
         return seen, record.model_copy(update={"metrics_cursor": found.cursor})
 
-    def step_arms(self, record: CanaryRecord) -> StepArms:
+    def step_arms(self, record: CanaryRecord) -> tuple[ArmPoint, ArmPoint]:
         """Empty: counts do not show single requests."""
-        return StepArms.of([], record.candidate, record.step_began_at)
+        return arms_since([], record.candidate, record.step_began_at)

@@ -21,9 +21,8 @@ from llm_pipeline.cli.options import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from llm_pipeline.canary.people import Answered, PauseReply
+    from llm_pipeline.canary.people import Reply
     from llm_pipeline.config.deployment import Deployment
-    from llm_pipeline.operations.decisions import Decided
     from llm_pipeline.store.artifact_store import ArtifactStore
 
 
@@ -114,7 +113,7 @@ def _resume(options: argparse.Namespace) -> int:
     return _answer(resume(store, place, by=user_here()))
 
 
-def _answer(asked: Answered | PauseReply | Decided) -> int:
+def _answer(asked: Reply) -> int:
     write_lines([asked.message])
     return ExitCode.GO if asked.counted else ExitCode.INCONCLUSIVE
 

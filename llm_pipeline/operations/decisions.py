@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.errors import ConfigError, Terminal
-from llm_pipeline.base.records import Frozen
+from llm_pipeline.canary.people import Reply
 from llm_pipeline.operations.served_place import despite_others
 from llm_pipeline.questions import Question, question_of
 from llm_pipeline.release.changes import changing
@@ -32,17 +32,9 @@ class NotApproved(Terminal):
     """Nobody approved what is about to go into production."""
 
 
-class Decided(Frozen):
-    """What an answer came to.
+class Decided(Reply):
+    """What an answer came to, and the decision that stands."""
 
-    Attributes:
-        counted: Whether it changed anything.
-        message: For whoever answered.
-        decision: The one that stands.
-    """
-
-    counted: bool
-    message: str
     decision: Decision
 
 

@@ -10,7 +10,7 @@ from simulated import Killed, Site
 
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.canary import controller
-from llm_pipeline.canary.people import PauseReply, pause, resume
+from llm_pipeline.canary.people import Reply, pause, resume
 from llm_pipeline.canary.record import Phase
 from llm_pipeline.operations.rollback import ensure_rolled_back, roll_back
 
@@ -30,11 +30,11 @@ def site(tmp_path) -> Site:
     return site
 
 
-def pause_it(site: Site) -> PauseReply:
+def pause_it(site: Site) -> Reply:
     return pause(site.store, "cpu", by="alice", why="the dashboard looks odd")
 
 
-def resume_it(site: Site) -> PauseReply:
+def resume_it(site: Site) -> Reply:
     return resume(site.store, "cpu", by="bob")
 
 
@@ -63,7 +63,7 @@ def test_a_paused_canary_keeps_its_split_for_longer_than_any_bake_and_goes_on_wh
 
 
 def test_asking_twice_changes_nothing_and_says_who_was_first(site) -> None:
-    answers: list[PauseReply] = []
+    answers: list[Reply] = []
     asks = [pause, pause, resume, resume]
 
     def ask() -> None:
