@@ -277,7 +277,7 @@ def _policy(load: Load, subject: Subject, *, by_cost: bool) -> dict[str, Any]:
             "maximum_error_fraction": 0.0,
             "maximum_client_lag_milliseconds": 100,
             **({} if subject.searched else {"search": None}),
-            **({"search": {"maximum_multiple": 16}} if by_cost else {}),
+            **({"search": {"maximum_multiple": 16, "window_seconds": 8}} if by_cost else {}),
         },
         "canary": {
             "steps_percent": [5, 25, 50, 100],

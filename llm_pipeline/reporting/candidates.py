@@ -45,9 +45,7 @@ def _row(flow: ReleaseProgress, results: Results, candidate: Candidate, fit: Mem
             "verdict": trial.verdict,
             "outcome": trial.summary,
             "cost": trial.cost,
-            "planned_cost": 1e6 * price * max(1, target.accelerator_count) / 3600 / tokens
-            if price and tokens
-            else None,
+            "planned_cost": 1e6 * price / 3600 / tokens if price and tokens else None,
             "tokens_per_second": measured.get("output_tokens_per_second"),
             "planned_tokens_per_second": tokens,
             "planned_memory_bytes": memory,
