@@ -194,8 +194,8 @@ class Deployment(ConfigModel):
         environments: Where stages start, by environment name: a path is an interpreter of this host.
         triton_home: Directory that holds the unpacked nvidia-pytriton wheel (its tritonserver is used).
         quantization_host: What quantization and scoring run on; None for this machine, whatever it has.
-        gpu_hour_prices: Price of one hour of one GPU, by its name in the GPU catalog, for what `plan` predicts; `cpu` is
-            that of a machine without one, for a choice by cost.
+        gpu_hour_prices: Price of one hour of one GPU, by its name in the GPU catalog, for what `plan` predicts; `cpu`
+            is that of a machine without one, for a choice by cost.
         currency: What prices are in, as three letters.
         places: Servers by name of the place: a target's own name, unless a release config names another (`places`).
             Each place serves one model.
