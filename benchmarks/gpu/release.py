@@ -52,6 +52,7 @@ from benchmarks.gpu.release_files import (
     VARIANTS,
     Host,
     Load,
+    memory_of,
     write_files,
 )  # fmt: skip
 
@@ -67,13 +68,14 @@ def main() -> int:
     options = _parse()
     options.work.mkdir(parents=True, exist_ok=True)
     options.work = options.work.resolve()
+    share, sequences = (0.05, 8) if options.smoke else memory_of(options.accelerator, by_cost=options.objective == COST)
     host = Host(
         "cpu" if options.smoke else options.accelerator,
-        (0.05 if options.smoke else 0.45 if options.objective == COST else 0.24)
-        * min(1.0, len(options.gpus) / (options.targets * options.tensor_parallel)),
+        share * min(1.0, len(options.gpus) / (options.targets * options.tensor_parallel)),
         (TARGET, OTHER_TARGET)[: options.targets],
         tuple(options.gpus),
         options.tensor_parallel,
+        sequences,
         options.triton_home.resolve(),
         *(Path(os.path.abspath(path)) for path in (options.control, options.model, options.engine)),  # noqa: PTH100 - a link to an interpreter is an environment
         options.second,

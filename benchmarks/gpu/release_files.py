@@ -13,6 +13,7 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODEL_ID = "bench/llama"
 HUB_PORT, ROUTER_PORT = 18380, 18300
+_LARGE_GPU_BYTES = 100e9
 TARGET, OTHER_TARGET = "gpu", "gpu1"
 FIRST, FP8 = "bf16", "fp8"
 COST = "cost"
@@ -78,10 +79,11 @@ class Host:
 
     Attributes:
         accelerator: The GPU's name in the catalog; `cpu` to try the benchmark without one.
-        memory_share: Of the GPU's memory that each server may take; up to four of them stand side by side.
+        memory_share: Of the GPU's memory that each server may take; up to three of them stand side by side.
         targets: What the release is for, each on GPUs of its own as long as there are GPUs.
         gpus: Their indices.
         tensor_parallel: How many each engine takes.
+        sequences: Requests that an engine holds at a time.
         triton_home: Directory of the unpacked tritonserver.
         control: Interpreter of the command line and the router.
         model: Interpreter with modelopt and lm-eval.
@@ -96,6 +98,7 @@ class Host:
     targets: tuple[str, ...]
     gpus: tuple[int, ...]
     tensor_parallel: int
+    sequences: int
     triton_home: Path
     control: Path
     model: Path
@@ -117,6 +120,19 @@ class Load:
     rate: float
     seconds: float
     bake_seconds: float
+
+
+def memory_of(accelerator: str, *, by_cost: bool = False) -> tuple[float, int]:
+    """The share of a GPU's memory for each server, and the requests that it holds at a time.
+
+    A server of 8B in bfloat16 takes 17 GB and 0.13 GB a request. Two stand side by side in a first release, as that by
+    cost is, and three in a later one: production, the release before it, and the candidate.
+    """
+    from llm_pipeline.catalog.tables import find_gpu
+
+    if by_cost:
+        return 0.45, 128
+    return (0.24, 128) if find_gpu(accelerator).usable_bytes > _LARGE_GPU_BYTES else (0.3, 48)
 
 
 def write_files(work: Path, host: Host, load: Load, subject: Subject) -> Path:
@@ -245,7 +261,7 @@ def _target(host: Host, subject: Subject) -> dict[str, Any]:
         "runtime_version": "0.20.2",
         "container": "nvcr.io/nvidia/tritonserver:26.07-vllm-python-py3",  # what a cluster would run
         "limits": {
-            "maximum_sequences": 8 if host.is_cpu else 128,
+            "maximum_sequences": host.sequences,
             "maximum_tokens_per_request": subject.context,
             "maximum_batched_tokens": max(512, subject.context) if host.is_cpu else 4096,
             "maximum_queued_requests": 512,

@@ -30,6 +30,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import tritonclient.grpc.model_config_pb2  # noqa: F401  # a repository is written with it, after a build of 100 s
+
 from benchmarks.goals import at_least, at_most, goal
 from llm_pipeline.artifacts.engine_description import EngineDescription
 from llm_pipeline.artifacts.golden import GoldenPrompt

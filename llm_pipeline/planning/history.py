@@ -9,11 +9,14 @@ from functools import partial
 from pydantic import ValidationError
 
 from llm_pipeline.base.errors import PipelineError
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.planning.background import BackgroundCall, side_by_side
 from llm_pipeline.planning.host import ForeignServer, refuse_foreign_servers
 from llm_pipeline.release.contract import StageResult
+from llm_pipeline.release.flow import step_named
 from llm_pipeline.release.loading import LoadedRelease
 from llm_pipeline.release.newest import newest_of_config
+from llm_pipeline.release.step import Work
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.places import PlaceTaken, require_place
 
@@ -31,9 +34,15 @@ class History:
     releases: tuple[Mapping[Step, StageResult], ...] = ()
 
     def seconds(self, step: Step) -> tuple[float, ...]:
-        """How long a step took in the releases that computed it."""
-        found = (results.get(step) for results in self.releases)
-        return tuple(result.timings.total_seconds for result in found if result and not result.reused)
+        """How long a step took in the releases that computed it; a canary's only where it went to its end."""
+        found = [one for results in self.releases if (one := results.get(step)) and not one.reused and not _cut(one)]
+        return tuple(result.timings.total_seconds for result in found)
+
+
+def _cut(result: StageResult) -> bool:
+    """Whether a step of the canary ended by what it saw, and not by its time."""
+    step, judged = step_named(result.stage), result.judgement
+    return step is not None and step.work is Work.BAKE and judged is not None and judged.verdict is not Verdict.GO
 
 
 def read_history(store: ArtifactStore, config: str) -> History:

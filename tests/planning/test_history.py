@@ -9,6 +9,7 @@ import struct
 import sys
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ import pytest
 from tiny_tokenizer import TOKENIZER
 
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
+from llm_pipeline.planning.history import History
 from llm_pipeline.planning.plan import Plan, plan_release
 from llm_pipeline.planning.stage_cost import planned_steps
 from llm_pipeline.release import execute
-from llm_pipeline.release.contract import Produced, StageContext, StageOutput, StageResult
+from llm_pipeline.release.contract import Produced, StageContext, StageOutput, StageResult, Timings
 from llm_pipeline.release.flow import release_flow, stage_names
 from llm_pipeline.release.loading import load_release
 from llm_pipeline.release.record import read_release_record
@@ -202,6 +204,16 @@ def test_what_was_measured_counts_and_not_the_time_of_a_reuse(releases: Releases
 def test_only_stages_that_act_on_the_world_are_named_so():
     acting = {name for name in stage_names() if not load_stage(name).reusable}
     assert acting == {step.stage_name for step in release_flow() if step.is_stage and not step.reusable}
+
+
+@pytest.mark.parametrize(("verdict", "counted"), [(Verdict.GO, (30.0,)), (Verdict.NO_GO, ()), (None, (30.0,))])
+def test_a_canary_that_was_rolled_back_tells_no_time(verdict: Verdict | None, counted: tuple[float, ...]):
+    judgement = verdict and judge("", [Evidence(name="errors", verdict=verdict, measured=0.0, samples=9)])
+    result = StageResult(
+        release_id="r", stage="canary", subject="cpu:5", key="k", judgement=judgement,
+        timings=Timings(started_at=datetime(2026, 11, 1, tzinfo=UTC), total_seconds=30.0),
+    )  # fmt: skip
+    assert History(({("canary", "cpu:5"): result},)).seconds(("canary", "cpu:5")) == counted
 
 
 def test_a_store_that_hangs_is_not_waited_for(releases: Releases, monkeypatch: pytest.MonkeyPatch):
