@@ -151,7 +151,7 @@ class Answer:
         prompt, output = self._prompt_tokens, self._output_tokens
         return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
 
-    def _choice(self, number: int, said: Json, logprobs: list[Json], finish_reason: str | None) -> Json:
+    def _choice(self, number: int, said: Json, logprobs: Sequence[Json], finish_reason: str | None) -> Json:
         told = None
         if self._asked.likeliest is not None and (logprobs or not self._asked.stream):
             told = _of_chat(logprobs) if self._chat else _of_completion(logprobs, self._choices[number].length)

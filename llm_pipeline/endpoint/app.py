@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -12,10 +12,10 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from llm_pipeline.artifacts.endpoint_description import EndpointDescription
 from llm_pipeline.artifacts.repository_layout import ENDPOINT_FILE
@@ -24,7 +24,7 @@ from llm_pipeline.base.logging import get_logger, write_json_lines
 from llm_pipeline.endpoint.answers import TOOL_CALL, Answer, event
 from llm_pipeline.endpoint.protocol import ApiError, Asked, ChatRequest, CompletionRequest, cannot, read
 from llm_pipeline.endpoint.template import ChatTemplate
-from llm_pipeline.endpoint.triton import Triton, generate_all
+from llm_pipeline.endpoint.triton import Piece, Triton, generate_all
 
 log = get_logger(__name__)
 
@@ -32,6 +32,7 @@ BODY_BYTES, BODY_BYTES_PER_TOKEN = 2**20, 32
 """Of the largest body: so much, and so much for each token that a request may have."""
 
 _CREATED = 0
+_EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8")]
 
 
 @dataclass(frozen=True)
@@ -98,16 +99,16 @@ class _Endpoint:
         self._require_model(request.path_params["model"])
         return JSONResponse(self._card())
 
-    async def chat_completions(self, request: Request) -> Response:
+    async def chat_completions(self, request: Request) -> ASGIApp:
         asked = read(ChatRequest, await self._body(request))
         self._require_model(asked.model)
         messages = [message.for_template() for message in asked.messages]
         prompt = self._template.render(
             messages, asked.tools if asked.offers_tools else None, asked.chat_template_kwargs
         )
-        return await self._answer(request, asked, [{"text_input": prompt, "add_special_tokens": False}])
+        return self._answer(asked, [{"text_input": prompt, "add_special_tokens": False}])
 
-    async def completions(self, request: Request) -> Response:
+    async def completions(self, request: Request) -> ASGIApp:
         asked = read(CompletionRequest, await self._body(request))
         self._require_model(asked.model)
         more: dict[str, Any] = {"echo": True} if asked.echo else {}
@@ -116,9 +117,9 @@ class _Endpoint:
             if name not in {"", "text_input", *self._about.features}:
                 raise cannot(field)
         prompts = [{name: prompt, **more} for name, prompt in zip(names, asked.prompt, strict=True)]
-        return await self._answer(request, asked, prompts)
+        return self._answer(asked, prompts)
 
-    async def _answer(self, request: Request, asked: Asked, prompts: Sequence[Mapping[str, Any]]) -> Response:
+    def _answer(self, asked: Asked, prompts: Sequence[Mapping[str, Any]]) -> ASGIApp:
         common = asked.inputs(self._about.sampling, self._about.features)
         requests = []
         for prompt in prompts:
@@ -129,18 +130,9 @@ class _Endpoint:
             isinstance(asked, ChatRequest) and asked.offers_tools and TOOL_CALL in (self._about.chat.template or "")
         )
         answer = Answer(asked, len(requests), self._about, calls_tools=calls_tools)
-        pieces = generate_all(self.triton, requests, self._about.maximum_sequences)
-        if asked.stream:
-            first = await _unless_left(request, anext(pieces))  # an error before it is an answer of its own
-            return _EventStream(_events(answer, first, pieces))
-
-        async def whole() -> dict[str, Any]:
-            async with contextlib.aclosing(pieces):
-                async for number, piece in pieces:
-                    answer.take(number, piece)
-            return answer.whole()
-
-        return JSONResponse(await _unless_left(request, whole()))
+        return _Answering(
+            answer, generate_all(self.triton, requests, self._about.maximum_sequences), stream=asked.stream
+        )
 
     def _card(self) -> dict[str, Any]:
         about = self._about
@@ -167,53 +159,54 @@ class _Endpoint:
         return bytes(body)
 
 
-async def _events(answer: Answer, first: Any, pieces: AsyncGenerator[Any]) -> AsyncGenerator[bytes]:
-    """The server-sent events of an answer. One that fails half-way ends with an error and without [DONE]."""
-    async with contextlib.aclosing(pieces):
-        try:
-            said = answer.opening() + answer.take(*first)
-            while True:
-                if said:
-                    yield said
-                said = answer.take(*await anext(pieces))
-        except StopAsyncIteration:
-            yield answer.ending()
-        except ApiError as error:
-            log.warning("a stream broke", status=error.status, reason=str(error)[:200])
-            yield event(error.document())
+class _Answering:
+    """The response of an answer: made while it is sent, and given up when the client leaves."""
 
-
-class _EventStream(StreamingResponse):
-    """A stream whose source is closed with it, also when the client leaves."""
-
-    media_type = "text/event-stream"
+    def __init__(self, answer: Answer, pieces: AsyncGenerator[tuple[int, Piece]], *, stream: bool) -> None:
+        self._answer, self._pieces, self._stream = answer, pieces, stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with contextlib.aclosing(self.body_iterator):  # type: ignore[type-var]
-            await super().__call__(scope, receive, send)
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - it runs
 
-
-async def _unless_left(request: Request, work: Awaitable[Any]) -> Any:
-    """The result of work that is cancelled when the client leaves before.
-
-    Raises:
-        ClientDisconnect: It left.
-    """
-
-    async def left() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    tasks = [asyncio.ensure_future(work), asyncio.create_task(left())]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if tasks[0] not in done:
-            raise ClientDisconnect
-        return tasks[0].result()
-    finally:
-        for task in tasks:
+        async def leave() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+
+        leaving = asyncio.create_task(leave())
+        try:
+            async with contextlib.aclosing(self._pieces):
+                if self._stream:
+                    await self._send_events(send)
+                else:
+                    async for number, piece in self._pieces:
+                        self._answer.take(number, piece)
+                    await JSONResponse(self._answer.whole())(scope, receive, send)
+        except asyncio.CancelledError:
+            if not leaving.done() or task.uncancel():  # somebody else's
+                raise
+        finally:
+            leaving.cancel()
+
+    async def _send_events(self, send: Send) -> None:
+        """Send server-sent events. An answer that fails half-way ends with an error and without [DONE]."""
+
+        async def tell(events: bytes, *, more: bool = True) -> None:
+            if events:
+                await send({"type": "http.response.body", "body": events, "more_body": more})
+
+        number, piece = await anext(self._pieces)  # an error before it is an answer of its own
+        await send({"type": "http.response.start", "status": 200, "headers": _EVENT_STREAM})
+        await tell(self._answer.opening() + self._answer.take(number, piece))
+        try:
+            async for number, piece in self._pieces:
+                await tell(self._answer.take(number, piece))
+            ending = self._answer.ending()
+        except ApiError as error:
+            log.warning("a stream broke", status=error.status, reason=str(error)[:200])
+            ending = event(error.document())
+        await tell(ending, more=False)
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 from pydantic_core import from_json
@@ -24,8 +23,7 @@ _NAMES = tuple(tensor.name for tensor in (*INPUTS, *FEATURES))
 RETRY_AFTER_SECONDS = 1
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """What `llm` said at once.
 
     Attributes:
@@ -40,7 +38,7 @@ class Piece:
     output_tokens: int
     input_tokens: int = 0
     finish_reason: str = ""
-    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    logprobs: Sequence[dict[str, Any]] = ()
 
 
 class Triton:
@@ -53,8 +51,7 @@ class Triton:
     def __init__(self, address: str) -> None:
         self._model = f"http://{address}/v2/models/{MODEL_NAME}"
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, force_close=True),  # a kept one may end with a request on its way
-            timeout=aiohttp.ClientTimeout(total=None),
+            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
         )
 
     async def close(self) -> None:
@@ -114,7 +111,7 @@ def _piece(said: Mapping[str, Any]) -> Piece:
         said["output_tokens"],
         said.get("input_tokens", 0),
         said["finish_reason"],
-        from_json(told) if (told := said.get("logprobs")) else [],
+        from_json(told) if (told := said.get("logprobs")) else (),
     )
 
 
