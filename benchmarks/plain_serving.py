@@ -39,6 +39,7 @@ from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import LoadTestPolicy, RateSearch, ServiceLevel
 from llm_pipeline.config.target import EngineLimits, Target
 from llm_pipeline.config.workload import Workload
+from llm_pipeline.demo.services import TINY, DemoLayout, DemoModel
 from llm_pipeline.engines.builder import BuildInputs, engine_builder
 from llm_pipeline.loadtest.gate import good, void_reason
 from llm_pipeline.loadtest.measure import LoadClient
@@ -55,7 +56,6 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 MODEL_PYTHON = REPOSITORY / ".envs" / "model" / "bin" / "python"
 TRITON_HOME = REPOSITORY / ".envs" / "triton"
 PLACE = REPOSITORY / ".pipeline" / "plain_serving"
-DEMO_MODEL = REPOSITORY / ".pipeline" / "demo" / "model"
 PACKAGES = (
     "fastapi==0.136.3",
     "starlette==1.10.0",
@@ -134,12 +134,12 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def demo_model() -> Path:
-    """The demo's model where it is trained already, else one of our own."""
-    if (DEMO_MODEL / "config.json").is_file():
-        return DEMO_MODEL
-    if not (own := PLACE / "model").is_dir():
-        _run("-m", "llm_pipeline.demo.train", "--output", str(own))
+def demo_model(model: DemoModel = TINY) -> Path:
+    """A demo's model where the demo made it already, else one of our own."""
+    if (made := DemoLayout(model=model).checkpoint).is_dir():
+        return made
+    if not (own := PLACE / model.release).is_dir():
+        _run("-m", model.maker, "--output", str(own))
     return own
 
 
