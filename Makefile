@@ -6,7 +6,7 @@ MODEL := .envs/model/bin/python
 
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE # bytecode that is there saves each of a thousand processes some start-up
-.PHONY: help environments docs-packages docs demo demo-chat demo-rollback own-model down kubernetes chart axe vllm test test-thorough test-servers test-live test-airflow test-end-to-end test-calm test-model lint clean distclean bench-demo bench-house bench-transfer bench-accuracy bench-plan bench-load-gate bench-serving bench-endpoint bench-canary bench-canary-routing bench-canary-chaos bench-scale
+.PHONY: help environments docs-packages docs demo demo-chat demo-rollback own-model down kubernetes chart axe vllm test test-thorough test-servers test-live test-airflow test-end-to-end test-calm test-model lint clean distclean bench-demo bench-house bench-transfer bench-accuracy bench-plan bench-load-gate bench-serving bench-endpoint bench-cpu-engines bench-canary bench-canary-routing bench-canary-chaos bench-scale
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -126,6 +126,9 @@ bench-serving: environments ## Our deployment beside plain Hugging Face behind F
 
 bench-endpoint: environments ## What OpenAI's API costs beside Triton's own, at the same server
 	@$(CONTROL) benchmarks/endpoint_cost.py
+
+bench-cpu-engines: environments vllm ## Our CPU engine beside `vllm serve`, at the same model in the same run
+	@$(CONTROL) benchmarks/cpu_engines.py
 
 bench-canary: environments ## The canary's error rates and detection times beside other tools' rules, simulated
 	@$(CONTROL) benchmarks/canary.py

@@ -163,16 +163,13 @@ def target(weight_format: str) -> Target:
     )  # fmt: skip
 
 
-def build(checkpoint: Path, directory: Path) -> None:
-    """Build the engines in the model environment, one a weight format; they appear only when they are complete."""
-    for weight_format in WEIGHT_FORMATS:
-        if (directory / weight_format).exists():
-            continue
-        partial = directory / f"{weight_format}.partial"
-        ref = ArtifactRef(kind="checkpoint", digest="0" * 64)
-        inputs = BuildInputs(checkpoint=checkpoint, target=target(weight_format), dtype="float16", checkpoint_ref=ref)
-        engine_builder("openvino_cpu").build(inputs, partial)
-        partial.rename(directory / weight_format)
+def build(target: Target, checkpoint: Path, destination: Path) -> None:
+    """Build an engine in the model environment; it appears only when it is complete."""
+    partial = destination.with_suffix(".partial")
+    ref = ArtifactRef(kind="checkpoint", digest="0" * 64)
+    inputs = BuildInputs(checkpoint=checkpoint, target=target, dtype="float16", checkpoint_ref=ref)
+    engine_builder("openvino_cpu").build(inputs, partial)
+    partial.rename(destination)
 
 
 def _packages() -> Path:
@@ -331,6 +328,8 @@ def _goals(arms: Sequence[Arm]) -> Iterator[bool]:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["build"]:
-        build(*map(Path, sys.argv[2:]))
+        for weight_format in WEIGHT_FORMATS:
+            if not (place := Path(sys.argv[3], weight_format)).exists():
+                build(target(weight_format), Path(sys.argv[2]), place)
     else:
         sys.exit(main())

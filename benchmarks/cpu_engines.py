@@ -1,0 +1,129 @@
+"""Our CPU engine beside `vllm serve` of vLLM's CPU build: tokens a second of one model, in the same run.
+
+    make vllm && .envs/control/bin/python benchmarks/cpu_engines.py [--checkpoint DIR]
+
+Both serve SmolLM2-135M-Instruct on all cores: ours in weights and activations of 8 bits, as `configs/targets/cpu.yaml`
+says, vLLM in bfloat16. They are asked by turns, by `/v1/completions`, for greedy answers of 64 tokens: 1, 8 and 32 at a
+time. Judged by medians; one line a goal, and exit code 1 when one is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
+
+import aiohttp
+import numpy as np
+from goals import at_least
+from plain_serving import MODEL_PYTHON, PLACE, REPOSITORY, TRITON_HOME, build, demo_model, free_ports, target
+
+from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.config.server_place import ServerPorts
+from llm_pipeline.config.target import RuntimeOptions, Target
+from llm_pipeline.demo.services import CHAT
+from llm_pipeline.serving.model_repository import write_repository
+from llm_pipeline.serving.triton_server import start_server, stop_server
+
+AT_ONCE, TOKENS = (1, 8, 32), 64
+PROMPT = "Write a short story about a lighthouse, a storm and traveller number {}."
+VLLM = REPOSITORY / ".envs" / "vllm" / "bin" / "vllm"
+START_SECONDS = 600
+
+
+def cpu_target() -> Target:
+    """As the example, on all cores."""
+    like = target("int8")
+    limits = like.limits.model_copy(update={"threads": os.cpu_count() or 1})
+    return like.model_copy(
+        update={"limits": limits, "runtime": RuntimeOptions(engine_args={"DYNAMIC_QUANTIZATION_GROUP_SIZE": 32})}
+    )
+
+
+def vllm_serve(stack: ExitStack, checkpoint: Path, scratch: Path) -> str:
+    """The URL of `vllm serve`, once it is ready."""
+    (port,) = free_ports(1)
+    environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1", "HOME": str(scratch)}
+    options = ["--port", str(port), "--served-model-name", "llm", "--dtype", "bfloat16", "--max-model-len", "2048"]
+    with Path(scratch, "vllm.log").open("wb") as log:
+        command = [str(VLLM), "serve", str(checkpoint), *options]
+        server = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+    stack.callback(server.wait)
+    stack.callback(server.terminate)
+    end = time.monotonic() + START_SECONDS
+    while server.poll() is None and time.monotonic() < end:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2):
+                return f"http://127.0.0.1:{port}"
+        except OSError:
+            time.sleep(1)
+    raise SystemExit(f"vllm serve did not start:\n{Path(scratch, 'vllm.log').read_text()[-3000:]}")
+
+
+async def rate(session: aiohttp.ClientSession, url: str, requests: int, turn: int) -> float:
+    """Tokens a second of some requests that are asked together."""
+
+    async def ask(number: int) -> int:
+        body = {"model": "llm", "prompt": PROMPT.format(f"{turn}-{number}"), "max_tokens": TOKENS, "temperature": 0}
+        async with session.post(f"{url}/v1/completions", json={**body, "ignore_eos": True}) as answer:
+            answer.raise_for_status()
+            return int((await answer.json())["usage"]["completion_tokens"])
+
+    began = time.perf_counter()
+    tokens = sum(await asyncio.gather(*map(ask, range(requests))))
+    return tokens / (time.perf_counter() - began)
+
+
+async def measure(urls: dict[str, str], turns: int) -> list[bool]:
+    """Ask, print the figures and the goals."""
+    met = []
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        for requests in AT_ONCE:
+            rates: dict[str, list[float]] = {name: [] for name in urls}
+            for turn in range(-1, turns):  # the first one warms up
+                for name, url in list(urls.items())[:: 1 if turn % 2 else -1]:
+                    measured = await rate(session, url, requests, turn)
+                    rates[name] += [measured] if turn >= 0 else []
+            for name, own in rates.items():
+                print(f"{requests:>2} at once  {name:<10} {np.median(own):7.1f} tokens/s", flush=True)
+            ours, theirs = (float(np.median(own)) for own in rates.values())
+            met.append(at_least(f"tokens a second beside vllm serve, {requests} at once", ours / theirs, 1.0))
+    return met
+
+
+def main() -> int:
+    """Start the servers and measure; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkpoint", type=Path, help="a Hugging Face checkpoint; by default SmolLM2-135M-Instruct")
+    parser.add_argument("--turns", type=int, default=5, help="rounds of each server")
+    options = parser.parse_args()
+    if not VLLM.exists():
+        raise SystemExit("vLLM is not here: make vllm")
+    PLACE.mkdir(parents=True, exist_ok=True)
+    checkpoint = options.checkpoint or demo_model(CHAT)
+    with tempfile.TemporaryDirectory(prefix="cpu-engines-") as scratch, ExitStack() as stack:
+        engine, repository, state = (Path(scratch, name) for name in ("engine", "repository", "state"))
+        program = ["benchmarks/cpu_engines.py", "build", str(checkpoint), str(engine)]
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        subprocess.run([MODEL_PYTHON, *program], cwd=REPOSITORY, env=environment, check=True, stdout=sys.stderr)
+        ref = ArtifactRef(kind="engine", digest="0" * 64)
+        write_repository(engine, (), {}, cpu_target(), repository, engine_ref=ref)
+        ports = ServerPorts(**dict(zip(("http", "grpc", "metrics", "openai"), free_ports(4), strict=True)))
+        stack.callback(stop_server, state)
+        server = start_server(repository, ports, triton_home=TRITON_HOME, python=MODEL_PYTHON, state=state)
+        urls = {"ours": server.endpoint.url, "vllm serve": vllm_serve(stack, checkpoint, Path(scratch))}
+        return 0 if all(asyncio.run(measure(urls, options.turns))) else 1
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["build"]:
+        build(cpu_target(), *map(Path, sys.argv[2:]))
+    else:
+        sys.exit(main())
