@@ -26,7 +26,7 @@ from statistics import NormalDist
 import numpy as np
 
 from llm_pipeline.accuracy.evaluation import Bounds
-from llm_pipeline.accuracy.gate import CUT_ADVICE, LossSample, bounded_fact, join, pair_items
+from llm_pipeline.accuracy.gate import CUT_ADVICE, LossSample, bounded_fact, join, pair_items, told
 from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
@@ -119,7 +119,7 @@ def judge_baseline(
     facts = [fact for task in tasks for fact in _facts(task, expected.get(task.name), before, maximum_cut_share)]
     facts += [_nothing(f"score, {name}", "No item was asked.") for name in sorted(expected.keys() - by_name.keys())]
     judgement = judge("", facts)
-    return judgement.model_copy(update={"summary": _summary(judgement, tasks, expected)})
+    return judgement.model_copy(update={"summary": told(judgement, _OPENINGS, _in_words)})
 
 
 def _facts(
@@ -206,18 +206,9 @@ _OPENINGS = {
 }
 
 
-def _summary(judgement: Judgement, tasks: Sequence[TaskScores], expected: Mapping[str, ExpectedScore]) -> str:
-    parts = [
-        f"{fact.name}: {'' if fact.measured is None else f'{_percent(fact.measured)}. '}{fact.detail}"
-        for fact in judgement.evidence
-        if fact.verdict is judgement.verdict
-    ]
-    if judgement.verdict is Verdict.GO:
-        stated = ", ".join(task.name for task in tasks if task.name in expected)
-        others = ", ".join(task.name for task in tasks if task.name not in expected)
-        parts = [f"as expected on {stated}"] if stated else []
-        parts += [f"better than guessing on {others}, for which no range is stated"] if others else []
-    return f"{_OPENINGS[judgement.verdict]}: {'; '.join(parts)}{'.' if judgement.verdict is Verdict.GO else ''}"
+def _in_words(fact: Evidence) -> str:
+    score = "" if fact.measured is None else f"{_percent(fact.measured)}. "
+    return f"{fact.name}: {score}{fact.detail}"
 
 
 def _percent(value: float) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from llm_pipeline.accuracy.evaluation import (
     EvaluationSummary,
+    NotFinite,
     read_summary,
     refuse_other_harness,
     summarise,
@@ -63,13 +64,11 @@ class Evaluated:
         return metrics if summary.look is None else metrics | {"look": summary.look, "looks": summary.looks}
 
 
-def _written(
-    scorer: Scorer, items: list[ScoredItem], harness: dict[str, str], workdir: Path, started: float, **facts: Any
-) -> Evaluated:
+def _written(scorer: Scorer, items: list[ScoredItem], workdir: Path, started: float, **facts: Any) -> Evaluated:
     """An evaluation, on disk too."""
     loaded = scorer.loaded
-    given = {"harness": harness, "groups": loaded.groups, "tags": loaded.tags, "metrics": scorer.metrics}
-    summary = summarise(items).model_copy(update={**given, "data": loaded.data, **facts})
+    given = {"groups": loaded.groups, "tags": loaded.tags, "data": loaded.data, "metrics": scorer.metrics}
+    summary = summarise(items).model_copy(update={"harness": scorer.harness, **given, **facts})
     directory = workdir / "evaluation"
     items = scorer.with_greedy_answers(items, _GREEDY_ITEMS)
     write_evaluation(directory, items, summary)
@@ -82,8 +81,8 @@ def _checkpoint_scorer(
     dtype: str,
     answers: Path,
     baseline: EvaluationSummary | None = None,
-) -> tuple[Scorer, Any, dict[str, str]]:
-    """The scorer of a checkpoint, its tokenizer, and what of the checkpoint belongs to the harness."""
+) -> tuple[Scorer, Any]:
+    """The scorer of a checkpoint, and its tokenizer."""
     with sparing():  # a fifth of that time is the collector's, and finds nothing
         from llm_pipeline.accuracy import scorer as module
         from llm_pipeline.accuracy.tasks import load_tasks
@@ -101,11 +100,10 @@ def _checkpoint_scorer(
         "scorer": name,
         "scorer arguments": json.dumps(evaluation.scorer_arguments, sort_keys=True),
         "tokenizer": module.tokenizer_digest(tokenizer),
-        "begin token": "added" if module.begin_token(tokenizer) else "not added",
         "maximum length": str(model.longest),
     }
     metrics = baseline.metrics if baseline else None
-    return module.Scorer(model, tokenizer, loaded, evaluation, answers, metrics), tokenizer, harness
+    return module.Scorer(model, tokenizer, loaded, evaluation, answers, metrics, harness), tokenizer
 
 
 def evaluate_baseline(
@@ -131,9 +129,7 @@ def evaluate_baseline(
         IntegrityError: The checkpoint is damaged, or its numbers are not finite.
     """
     started = time.monotonic()
-    scorer, tokenizer, harness = _checkpoint_scorer(inputs, evaluation, dtype, answers or workdir / _ANSWERS)
-    from llm_pipeline.accuracy.scorer import NotFinite
-
+    scorer, tokenizer = _checkpoint_scorer(inputs, evaluation, dtype, answers or workdir / _ANSWERS)
     begun = time.monotonic()
     try:
         scorer.try_tasks()
@@ -146,8 +142,7 @@ def evaluate_baseline(
             where=error.where,
             hint="set baseline.dtype: bfloat16",
         ) from error
-    seconds = round(time.monotonic() - begun, 3)
-    evaluated = _written(scorer, items, scorer.harness | harness, workdir, started, seconds=seconds)
+    evaluated = _written(scorer, items, workdir, started, seconds=round(time.monotonic() - begun, 3))
     tokenizer.save_pretrained(evaluated.directory / _TOKENIZER)
     return evaluated
 
@@ -176,11 +171,8 @@ def evaluate_candidate(
         IntegrityError: The checkpoint is damaged, or the baseline was asked in another way.
     """
     started, before = time.monotonic(), read_summary(inputs["baseline"])
-    scorer, _, harness = _checkpoint_scorer(inputs, evaluation, dtype, answers or workdir / _ANSWERS, before)
-    harness |= scorer.harness
-    refuse_other_harness(before.harness, harness)
-    items, judgement, facts = _until_decided(scorer, inputs["baseline"], policy, before.groups)
-    return _written(scorer, items, harness, workdir, started, **facts), judgement
+    scorer, _ = _checkpoint_scorer(inputs, evaluation, dtype, answers or workdir / _ANSWERS, before)
+    return _until_decided(scorer, inputs["baseline"], before, policy, workdir, started)
 
 
 def evaluate_served(
@@ -204,34 +196,31 @@ def evaluate_served(
     tokenizer = load_tokenizer(inputs["baseline"] / _TOKENIZER)
     model = ServedModel(endpoint, tokenizer, evaluation)
     scorer = Scorer(model, tokenizer, loaded, evaluation, workdir / _ANSWERS, before.metrics)
+    return _until_decided(scorer, inputs["baseline"], before, policy, workdir, started)
+
+
+def _until_decided(  # noqa: PLR0917
+    scorer: Scorer, baseline: Path, before: EvaluationSummary, policy: AccuracyPolicy, workdir: Path, started: float
+) -> tuple[Evaluated, Judgement]:
+    """Ask portion by portion until the gate decides; a candidate whose numbers are not finite fails at once."""
     refuse_other_harness(before.harness, scorer.harness)
-    items, judgement, facts = _until_decided(scorer, inputs["baseline"], policy, before.groups)
-    return _written(scorer, items, scorer.harness, workdir, started, **facts), judgement
-
-
-def _until_decided(
-    scorer: Scorer, baseline: Path, policy: AccuracyPolicy, groups: Mapping[str, tuple[str, ...]]
-) -> tuple[list[ScoredItem], Judgement, dict[str, Any]]:
-    """Items, judgement and its look; a candidate whose numbers are not finite fails at once."""
-    from llm_pipeline.accuracy.scorer import NotFinite
-
-    before, asked, begun = read_items(baseline), portions(scorer.clusters), time.monotonic()
+    theirs, asked, begun = read_items(baseline), portions(scorer.clusters), time.monotonic()
     facts: dict[str, Any] = {"planned": sum(map(len, asked)), "looks": len(asked)}
     items: list[ScoredItem] = []
+    decided, look = None, 0
     try:
-        for look, portion in enumerate(asked, start=1):
-            items += scorer.ask(portion)
-            judged = judge_look(before, items, look, len(asked), policy, tasks=scorer.loaded.tasks, groups=groups)
-            if judged is not None:
-                judgement, comparison = judged
-                seconds = round(time.monotonic() - begun, 3)
-                return items, judgement, facts | {"look": look, "comparison": comparison, "seconds": seconds}
+        while decided is None:  # the last look always decides
+            items += scorer.ask(asked[look])
+            look += 1
+            decided = judge_look(
+                theirs, items, look, len(asked), policy, tasks=scorer.loaded.tasks, groups=before.groups
+            )
+        judgement, facts["comparison"] = decided
+        facts |= {"look": look, "seconds": round(time.monotonic() - begun, 3)}
     except NotFinite as error:
+        detail = f"{error.where}: {error.message}; {error.hint}"
         fact = Evidence(
-            name="log-likelihoods that are numbers",
-            verdict=Verdict.NO_GO,
-            samples=len(items),
-            detail=f"{error.where}: {error.message}; {error.hint}",
+            name="log-likelihoods that are numbers", verdict=Verdict.NO_GO, samples=len(items), detail=detail
         )
-        return items, judge(f"The model is broken: {error.message} ({error.where}).", [fact]), facts
-    raise AssertionError("the last look always decides")  # judge_look promises it
+        judgement = judge(f"The model is broken: {error.message} ({error.where}).", [fact])
+    return _written(scorer, items, workdir, started, **facts), judgement

@@ -18,6 +18,10 @@ SUMMARY_FILE = "summary.json"
 _SHOWN = 16
 
 
+class NotFinite(IntegrityError):
+    """A model gave a log-likelihood that is not a number: it is broken, and has no score."""
+
+
 class TaskSummary(Frozen):
     """One task of an evaluation.
 
@@ -40,14 +44,12 @@ class DataRead(Frozen):
         repository: The repository that it was taken from.
         commit: At which commit.
         files: How many of its files hold them.
-        documents: How many documents it has, by split.
     """
 
     name: str
     repository: str
     commit: str
     files: int
-    documents: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -140,18 +142,11 @@ class EvaluationSummary(Frozen):
     data: tuple[DataRead, ...] = ()
     comparison: Comparison | None = None
 
-    @property
-    def named_tasks(self) -> dict[str, tuple[str, ...]]:
-        """Tasks by the name of the group or tag that was asked for instead of them."""
-        return self.groups | self.tags
-
     def group_score(self, name: str) -> float | None:
         """A group's mean score over all of its items; None while one of its tasks has none."""
-        parts = [self.tasks.get(task) for task in self.groups[name]]
-        scores = [(part.accuracy, part.items) for part in parts if part is not None and part.accuracy is not None]
-        if not scores or len(scores) < len(parts):
-            return None
-        return sum(score * items for score, items in scores) / sum(items for _, items in scores)
+        parts = [self.tasks[task] for task in self.groups[name] if task in self.tasks]
+        sums = [part.accuracy * part.items for part in parts if part.accuracy is not None]
+        return sum(sums) / sum(part.items for part in parts) if len(sums) == len(self.groups[name]) else None
 
 
 def summarise(items: Sequence[ScoredItem]) -> EvaluationSummary:
@@ -178,8 +173,7 @@ def read_summary(directory: Path) -> EvaluationSummary:
     Raises:
         IntegrityError: It is missing or is not one.
     """
-    path = directory / SUMMARY_FILE
-    return load_record(EvaluationSummary, path, "no readable summary")
+    return load_record(EvaluationSummary, directory / SUMMARY_FILE, "no readable summary")
 
 
 def refuse_other_harness(baseline: Mapping[str, str], candidate: Mapping[str, str]) -> None:

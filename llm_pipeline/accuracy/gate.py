@@ -29,7 +29,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from statistics import NormalDist
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -74,7 +73,6 @@ _IMPROBABLE = 2.33  # the normal quantile of one per cent
 _TINY, _WIDEST = 1e-300, 1.0 - 1e-12
 _MOST_TOLD = 3
 _NORMAL = NormalDist()
-_NO_GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
 
 def portions(clusters: Mapping[str, Sequence[str]]) -> tuple[tuple[ItemPlace, ...], ...]:
@@ -343,7 +341,7 @@ def pair_items(
     baseline: Sequence[ScoredItem],
     candidate: Sequence[ScoredItem],
     tasks: Collection[str] | None = None,
-    groups: Mapping[str, Sequence[str]] = _NO_GROUPS,
+    groups: Mapping[str, Sequence[str]] | None = None,
     *,
     all_asked: bool = False,
 ) -> tuple[TaskPairs, ...]:
@@ -373,7 +371,7 @@ def pair_items(
         scored = tuple(pair for pair in shared if None not in (pair[0].score, pair[1].score))
         asked = own.keys() | other.keys() if all_asked else other.keys()
         judged[name] = TaskPairs(name, scored, len(asked) - len(scored))
-    for group, members in groups.items():
+    for group, members in (groups or {}).items():
         if parts := [judged.pop(name) for name in members if name in judged]:
             judged[group] = join(group, parts)
     return tuple(judged[name] for name in sorted(judged))
@@ -393,7 +391,7 @@ def judge_look(
     policy: AccuracyPolicy,
     *,
     tasks: Collection[str] | None = None,
-    groups: Mapping[str, Sequence[str]] = _NO_GROUPS,
+    groups: Mapping[str, Sequence[str]] | None = None,
 ) -> tuple[Judgement, Comparison] | None:
     """Judge the items that were scored up to the end of one portion.
 
@@ -446,7 +444,7 @@ def judge_look(
         if hopeless:
             where += f" GO had become improbable ({', '.join(hopeless)}), which shows no loss beyond the margin."
     comparison = Comparison(confidence=policy.confidence, pooled=compared[0], tasks=tuple(compared[1:]))
-    return judgement.model_copy(update={"summary": _summary(judgement) + where}), comparison
+    return judgement.model_copy(update={"summary": told(judgement, _OPENINGS, _in_words) + where}), comparison
 
 
 def _compared(pairs: TaskPairs, passing: float, failing: float) -> PairedAccuracy:
@@ -564,13 +562,13 @@ _OPENINGS = {
 }
 
 
-def _summary(judgement: Judgement) -> str:
-    """The verdict, and the facts that decided it with their figures; of a GO all tasks together."""
+def told(judgement: Judgement, openings: Mapping[Verdict, str], in_words: Callable[[Evidence], str]) -> str:
+    """The verdict, and the facts that decided it with their figures; of a GO the first one."""
     verdict = judgement.verdict
     deciding = [fact for fact in judgement.evidence if fact.verdict is verdict]
     shown = deciding[: 1 if verdict is Verdict.GO else _MOST_TOLD]
     rest = "" if verdict is Verdict.GO or deciding == shown else f" And {len(deciding) - len(shown)} more."
-    return f"{_OPENINGS[verdict]}. {' '.join(map(_in_words, shown))}{rest}"
+    return f"{openings[verdict]}. {' '.join(map(in_words, shown))}{rest}"
 
 
 def _in_words(fact: Evidence) -> str:

@@ -40,6 +40,7 @@ from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
 from lm_eval.evaluator import evaluate
 from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
 
+from llm_pipeline.accuracy.evaluation import NotFinite
 from llm_pipeline.accuracy.gate import ItemPlace, document_clusters
 from llm_pipeline.accuracy.task_metrics import TaskMetric, judged_by, share_of
 from llm_pipeline.accuracy.tasks import LoadedTasks, task_failure
@@ -48,7 +49,7 @@ from llm_pipeline.artifacts.checkpoint_loading import load_config
 from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.artifacts.model_rules import read_model_rules
 from llm_pipeline.base.digest import sha256_json
-from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
+from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.base.progress import Progress
 from llm_pipeline.config.release import CheckpointEvaluation
 
@@ -59,10 +60,6 @@ _LOGITS_BYTES = 4 * 2**30
 _LOGITS_SHARE = 0.2
 """The same on a GPU, of what the weights leave of its memory."""
 _MOST_SEQUENCES = {"cpu": 64, "cuda": 256}
-
-
-class NotFinite(IntegrityError):
-    """A model gave a log-likelihood that is not a number: it is broken, and has no score."""
 
 
 class AskedModel(LM):  # type: ignore[misc]  # lm_eval is untyped
@@ -77,26 +74,23 @@ class AskedModel(LM):  # type: ignore[misc]  # lm_eval is untyped
         written: What the model wrote for each item, thoughts included, and whether it ended by length.
     """
 
-    def __init__(self, model: LM, tokenizer: Any, evaluation: CheckpointEvaluation, answers: Path | None) -> None:
+    def __init__(self, model: LM, tokenizer: Any, evaluation: CheckpointEvaluation, answers: Path) -> None:
         super().__init__()
         self._model, self._tokenizer, self._evaluation = model, tokenizer, evaluation
         self.numbers: Mapping[str, Sequence[int]] = {}
         self.seed = 0
         self.written: dict[ItemPlace, tuple[str, bool]] = {}
         self._requests: list[Instance] = []
-        self._asked: list[Any] = []
-        self._progress = Progress("evaluating", 0, "requests")
         self._answers: dict[str, Any] = {}
-        self._file = None
-        if answers is not None:
-            answers.parent.mkdir(parents=True, exist_ok=True)
-            for line in answers.read_bytes().split(b"\n") if answers.exists() else ():
-                checksum, _, kept = line.partition(b" ")
-                if checksum == b"%08x" % crc32(kept):  # a line that was torn or damaged is asked again
-                    key, answer = json.loads(kept)
-                    self._answers[key] = answer
-            self._file = answers.open("ab", buffering=0)
-            self._file.write(b"\n")  # what follows a torn line is a line of its own
+        answers.parent.mkdir(parents=True, exist_ok=True)
+        self._file = answers.open("a+b", buffering=0)
+        self._file.seek(0)
+        for line in self._file.read().split(b"\n"):
+            checksum, _, kept = line.partition(b" ")
+            if checksum == b"%08x" % crc32(kept):  # a line that was torn or damaged is asked again
+                key, answer = json.loads(kept)
+                self._answers[key] = answer
+        self._file.write(b"\n")  # what follows a torn line is a line of its own
         model.set_cache_hook(self)
         model.refuse = self._refuse
 
@@ -162,9 +156,8 @@ class AskedModel(LM):  # type: ignore[misc]  # lm_eval is untyped
             answer = (answer, self._model.ended_by_length(request, answer))
         key = self._key(request)
         self._answers[key] = answer
-        if self._file is not None:
-            kept = json.dumps([key, answer]).encode()
-            self._file.write(b"%08x %s\n" % (crc32(kept), kept))
+        kept = json.dumps([key, answer]).encode()
+        self._file.write(b"%08x %s\n" % (crc32(kept), kept))
         self._progress.advance()
 
     def _key(self, request: tuple[Any, ...]) -> str:
@@ -226,9 +219,10 @@ class Scorer:
         tokenizer: The model's, of Transformers.
         loaded: The tasks.
         evaluation: How they are asked.
-        answers: File that keeps the answers, of this model and evaluation alone; None to keep none.
+        answers: File that keeps the answers, of this model and evaluation alone.
         metrics: By which metric each task is judged, as the baseline's evaluation says; None to find out by
             `try_tasks`.
+        harness: What else must be the same wherever these items are asked.
 
     Attributes:
         asked: What lm-eval asks.
@@ -242,11 +236,12 @@ class Scorer:
         tokenizer: Any,
         loaded: LoadedTasks,
         evaluation: CheckpointEvaluation,
-        answers: Path | None = None,
+        answers: Path,
         metrics: Mapping[str, TaskMetric] | None = None,
+        harness: Mapping[str, str] | None = None,
     ) -> None:
         self.asked = AskedModel(model, tokenizer, evaluation, answers)
-        self.loaded, self._evaluation = loaded, evaluation
+        self.loaded, self._evaluation, self._harness = loaded, evaluation, harness
         self._begin = begin_token(tokenizer)
         found = tokenizer.chat_template if evaluation.chat_template is not False else None
         self._template = found.get("default") if isinstance(found, dict) else found
@@ -411,6 +406,7 @@ class Scorer:
         """What must be the same wherever these items are asked; see `refuse_other_harness`."""
         said = self._evaluation
         facts = {
+            **(self._harness or {}),
             "lm-eval": metadata.version("lm_eval"),
             "generation": json.dumps([said.generation, said.max_gen_toks, said.repeats, said.think_end]),
         }
@@ -432,8 +428,7 @@ def task_digest(task: Any) -> str:
 def _mean(items: Sequence[ScoredItem]) -> ScoredItem:
     """The first of several answers to a document, with the mean of their scores."""
     scores = [item.score for item in items if item.score is not None]
-    whole = len(scores) == len(items)
-    return items[0].model_copy(update={"score": sum(scores) / len(scores) if whole else None})
+    return items[0].model_copy(update={"score": sum(scores) / len(scores) if len(scores) == len(items) else None})
 
 
 def _chance(sample: Mapping[str, Any], *, writes: bool) -> float | None:
@@ -459,8 +454,7 @@ def template_arguments(evaluation: CheckpointEvaluation) -> dict[str, Any]:
 
 def tokenizer_digest(tokenizer: Any) -> str:
     """Digest of what a tokenizer does, whatever its files look like."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    content = json.loads(backend.to_str()) if backend is not None else {"vocabulary": tokenizer.get_vocab()}
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
     kept = {key: value for key, value in content.items() if key not in ("truncation", "padding")}
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
     return sha256_json([kept, special])
@@ -572,9 +566,7 @@ def checkpoint_model(scorer: str, checkpoint: Path, tokenizer: Any, evaluation: 
             loaded = loaded.float()  # the same weights; without AVX-512, bfloat16's arithmetic takes five times as long
         size = evaluation.batch_size
         if size == "auto":
-            memory: float = _LOGITS_BYTES
-            if device == "cuda":
-                memory = torch.cuda.mem_get_info()[0] * _LOGITS_SHARE
+            memory = torch.cuda.mem_get_info()[0] * _LOGITS_SHARE if device == "cuda" else _LOGITS_BYTES
             vocabulary = loaded.config.get_text_config().vocab_size
             size = max(1, min(_MOST_SEQUENCES[device], int(memory / (longest * vocabulary * 10))))
         # half precision would round log-likelihoods to sixteenths of a nat, and make ties out of choices

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from llm_pipeline.accuracy.evaluation import Comparison, EvaluationSummary, PairedAccuracy
-from llm_pipeline.base.text_table import aligned
+from llm_pipeline.base.text_table import underlined
 from llm_pipeline.config.policy import AccuracyPolicy
 
 _SCORES = ("task", "items", "score", "cut", "metric", "filter", "examples", "prompts")
@@ -26,12 +24,11 @@ def format_evaluation(summary: EvaluationSummary, policy: AccuracyPolicy | None 
         how = summary.metrics.get(task)
         prompts = "chat" if how and how.chat_template else "text"
         rows.append((*counts, *((how.metric, how.filter, str(how.few_shots), prompts) if how else "----")))
-    lines = _table(_SCORES, rows)
+    lines = underlined(_SCORES, rows, right=range(1, len(_SCORES)))
     for name, tasks in summary.groups.items():
         lines.append(f"{name}: {_percent(summary.group_score(name))}, {len(tasks)} tasks judged as one")
     for read in summary.data:
-        counts_of = ", ".join(f"{split} {count:,}" for split, count in read.documents.items())
-        lines.append(f"data of {read.name}: {read.repository} at {read.commit[:12]}, {read.files} files, {counts_of}")
+        lines.append(f"data of {read.name}: {read.repository} at {read.commit[:12]}, {read.files} files")
     if policy and summary.comparison:
         lines += ["compared with the baseline:", *_comparison(summary.comparison, policy)]
     return "\n".join(["", *lines])
@@ -49,7 +46,7 @@ def _comparison(comparison: Comparison, policy: AccuracyPolicy) -> list[str]:
         "baseline and candidate that ended by length. Tasks below their group are information. Items of a cluster are "
         "the same question, or share a long text or the cluster field: they count as fewer."
     )
-    return [*_table(_LOSSES, rows), note]
+    return [*underlined(_LOSSES, rows, right=range(1, len(_LOSSES))), note]
 
 
 def _row(part: PairedAccuracy, margin: str, indent: str = "") -> tuple[str, ...]:
@@ -72,8 +69,3 @@ def _row(part: PairedAccuracy, margin: str, indent: str = "") -> tuple[str, ...]
 
 def _percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.2%}"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    first, *below = aligned([head, *rows], right=range(1, len(head)))
-    return [first, "-" * len(first), *below]

@@ -7,9 +7,6 @@ what `!function` names. Here nothing is run. Data lie in the directory (`dataset
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +21,6 @@ KINDS = ("json", "csv", "parquet", "text")
 
 _CODE_TAG = "!function"
 _BOUNDS = replace(CONFIG_BOUNDS, tags=frozenset({_CODE_TAG}))
-_IGNORED = frozenset({"__pycache__", ".ipynb_checkpoints"})
 _GLOB = frozenset("*?[")
 
 
@@ -76,7 +72,8 @@ class TaskDirectory:
         files = data_files(self.root, task.path, content)
         if str(split) not in files:
             raise ConfigError(f"its data have no split {split!r}, only {', '.join(files)}", where=str(task.path))
-        return _count(content["dataset_path"], content["dataset_kwargs"].get("field"), files[str(split)])
+        lines = content["dataset_path"] in {"json", "text"} and "field" not in content["dataset_kwargs"]
+        return _count(files[str(split)]) if lines else None
 
 
 def read_task_directory(directory: Path, *, allow_code: bool = False) -> TaskDirectory:
@@ -95,8 +92,6 @@ def read_task_directory(directory: Path, *, allow_code: bool = False) -> TaskDir
     groups: dict[str, TaskFile] = {}
     tags: dict[str, list[str]] = {}
     for path in sorted(root.rglob("*.yaml")):
-        if not path.is_file() or _IGNORED.intersection(path.relative_to(root).parts):
-            continue
         file = TaskFile(path, _merged(root, _inside(root, path, "the task file", path)))
         kind = "group" if "group" in file.content else "task"
         if kind not in file.content:
@@ -194,19 +189,15 @@ def _inside(root: Path, path: Path, what: str, where: Path) -> Path:
     return resolved
 
 
-def _count(kind: str, field: str | None, files: Sequence[Path]) -> int | None:
-    """How many documents some files hold; None for Parquet, which is not read here."""
+def _count(files: Sequence[Path]) -> int | None:
+    """How many documents some files hold, one a line; None where one is a JSON array."""
     total = 0
-    for file in files if kind != "parquet" else ():
+    for file in files:
         try:
             text = file.read_text(encoding="utf-8-sig")
-            if kind == "csv":
-                total += sum(1 for row in csv.reader(io.StringIO(text, newline="")) if row) - 1
-            elif kind == "json" and (field is not None or text.lstrip()[:1] == "["):
-                content = json.loads(text)
-                total += len(content if field is None else content[field])
-            else:
-                total += sum(1 for line in text.split("\n") if line.strip())
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError) as error:
             raise unless_io(error, ConfigError(f"unreadable task data: {error}", where=str(file))) from error
-    return None if kind == "parquet" else total
+        if text.lstrip()[:1] == "[":
+            return None
+        total += sum(1 for line in text.split("\n") if line.strip())
+    return total

@@ -63,15 +63,10 @@ def judged_by(
     ]
     wanted = options.metric
     if not usable or (wanted is not None and wanted not in usable):
-        told = wanted or ", ".join(names) or "no metric"
-        unknown = wanted is not None and wanted not in names
-        problem = "is none of its metrics" if unknown else "is no share from 0 to 1 of a single item"
+        other = "leave it out, or give it a metric of single documents (acc, exact_match) in a task file of your own"
         raise ConfigError(
-            f"task {task}: {told} {problem}",
-            hint=f"set evaluation.task_options.{task}.metric to one of: {', '.join(usable)}"
-            if usable
-            else "leave the task out, or give it a metric of single documents (acc, exact_match) in a task file of "
-            "your own: a gate pairs baseline and candidate item by item, and more must be better",
+            f"task {task}: {wanted or ', '.join(names) or 'no metric'} is no share from 0 to 1 of a single item",
+            hint=f"set evaluation.task_options.{task}.metric to one of: {', '.join(usable)}" if usable else other,
         )
     better = "acc_norm" if usable[0] == "acc" and "acc_norm" in usable else usable[0]
     usual = FIELD.get(task, better)

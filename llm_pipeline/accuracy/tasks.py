@@ -11,7 +11,6 @@ place of the name of its data set: the `eval_data` stage has fetched that, or it
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -20,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from llm_pipeline.accuracy.data_sets import (
     DATA_KEYS,
-    AskedDataSet,
     DataCall,
     call_of_task,
     held_data_sets,
@@ -114,34 +112,28 @@ class SelectedTasks:
         datasets.disable_progress_bars()  # a task log has lines, not bars
         held = held_data_sets(data) if data else ()
         loaded: dict[str, Task] = {}
-        documents: dict[DataCall, dict[str, int]] = {}
         with TemporaryDirectory(prefix="tasks-") as scratch:
             trees = trees_of(data, held, Path(scratch, "trees")) if data else {}
             for name, task in self.tasks.items():
-                call = task.call
+                call, in_memory = task.call, {"cache_dir": str(Path(scratch, "cache")), "keep_in_memory": True}
                 try:
-                    loaded[name] = self._loaded(task, _data_here(call, trees, Path(scratch, "cache")) if call else {})
+                    loaded[name] = self._loaded(task, {**call.arguments(trees), **in_memory} if call else {})
                 except Exception as error:
                     own = f" with {call}" if call else " (its data come from its own Python, without a network)"
                     where = f"task {name} in {self.manager.task_index[name].yaml_path}"
                     raise task_failure(error, f"lm-eval cannot load it{own}", where) from error
-                if call:
-                    documents[call] = {str(split): len(rows) for split, rows in loaded[name].dataset.items()}
-        reads = []
-        for one in held:
-            counts = Counter[str]()
-            for splits in (splits for call, splits in documents.items() if call.data_set == one.asked):
-                counts.update(splits)
-            name, files = str(one.asked), len(one.files)
-            if counts:
-                reads.append(
-                    DataRead(name=name, repository=one.repository, commit=one.commit, files=files, documents=counts)
-                )
-        return LoadedTasks(loaded, self.groups, self.tags, self.options, tuple(reads))
+        asked = {task.call.data_set for task in self.tasks.values() if task.call}
+        reads = tuple(
+            DataRead(name=str(one.asked), repository=one.repository, commit=one.commit, files=len(one.files))
+            for one in held
+            if one.asked in asked
+        )
+        return LoadedTasks(loaded, self.groups, self.tags, self.options, reads)
 
-    def _loaded(self, task: SelectedTask, data_here: Mapping[str, Any]) -> Task:
+    def _loaded(self, task: SelectedTask, data: dict[str, Any]) -> Task:
         """Load one task, and set what the release config states in its configuration, as lm-eval does."""
         name, options = task.name, self.options[task.name]
+        data_here = dict(zip(DATA_KEYS, (data.pop("path"), data.pop("name"), data), strict=True)) if data else {}
         # a group of one: what its member states goes over the content of the task's file
         spec = {"group": f"only {name}", "task": [{**task.stated, **data_here, "task": name}]}
         loaded: Task = self.manager.load([spec])["tasks"][name]
@@ -269,14 +261,6 @@ def _options(
             options = evaluation.task_options.get(name, TaskOptions())
             stated.setdefault(leaf.name, {}).update(options.model_dump(exclude_none=True))
     return {name: TaskOptions(**options) for name, options in stated.items()}
-
-
-def _data_here(call: DataCall, trees: Mapping[AskedDataSet, Path], cache: Path) -> dict[str, Any]:
-    """A task's keys for data on this machine; they are kept in memory, as the cache will be gone."""
-    options = call.arguments(trees)
-    path, name = options.pop("path"), options.pop("name")
-    values = (path, name, {**options, "cache_dir": str(cache), "keep_in_memory": True})
-    return dict(zip(DATA_KEYS, values, strict=True))
 
 
 def task_failure(error: Exception, what: str, where: str) -> PipelineError:

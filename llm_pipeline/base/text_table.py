@@ -16,10 +16,10 @@ def aligned(rows: Sequence[Sequence[str]], *, right: Container[int] = ()) -> lis
     return ["  ".join(_padded(row, widths, right)).rstrip() for row in rows]
 
 
-def underlined(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def underlined(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Container[int] = ()) -> list[str]:
     """The same, with a line of dashes below the header."""
     dashes = ["-" * max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    return aligned([header, dashes, *rows])
+    return aligned([header, dashes, *rows], right=right)
 
 
 def _padded(row: Sequence[str], widths: Sequence[int], right: Container[int]) -> Iterator[str]:

@@ -53,7 +53,7 @@ def run(context: StageContext[BaselineGateConfig]) -> StageOutput:
     judgement = judge_baseline(
         read_items(directory),
         config.expected,
-        summary.named_tasks,
+        summary.groups | summary.tags,
         before,
         maximum_cut_share=config.maximum_cut_share,
     )

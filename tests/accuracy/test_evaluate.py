@@ -86,8 +86,8 @@ def test_a_baseline_is_asked_everything(baseline):
     summary = read_summary(baseline.directory)
     assert summary == baseline.summary
     assert (summary.asked, summary.planned, len(read_items(baseline.directory))) == (300, 300, 300)
-    assert {name: summary.harness[name] for name in ("scorer", "begin token", "maximum length")} == {
-        "scorer": "hf", "begin token": "added", "maximum length": "128",
+    assert {name: summary.harness[name] for name in ("scorer", "maximum length")} == {
+        "scorer": "hf", "maximum length": "128",
     }  # fmt: skip
     assert "demo_choice" in format_evaluation(summary)
 
@@ -105,7 +105,7 @@ def test_a_damaged_source_is_an_anomalous_baseline(source, baseline, tmp_path, n
     expected = {"demo_generate": published} if stated else {}
 
     def judged(evaluated):
-        return judge_baseline(evaluated.items, expected, evaluated.summary.named_tasks, maximum_cut_share=0.02).verdict
+        return judge_baseline(evaluated.items, expected, evaluated.summary.groups, maximum_cut_share=0.02).verdict
 
     assert judged(baseline) is Verdict.GO
     filled = {f"{name}.weight": value for name, value in norms.items()}
@@ -170,7 +170,7 @@ def test_another_tokenizer_length_or_generation_is_not_comparable(source, baseli
     tokenizer = json.loads((other / "tokenizer.json").read_text())
     tokenizer["post_processor"] = None
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(IntegrityError, match=r"tokenizer: .*begin token: added before, not added now"):
+    with pytest.raises(IntegrityError, match="tokenizer: "):
         candidate(other, baseline, tmp_path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -88,7 +89,7 @@ def tried(checkpoint, directory, *names, **changes):
     asked = Evaluation(tasks=names, served_tasks=names[:1], batch_size=8, maximum_length=8192, **changes)
     tokenizer = load_tokenizer(checkpoint)
     model = checkpoint_model("hf", checkpoint, tokenizer, asked, "float32")
-    scorer = Scorer(model, tokenizer, load_tasks(directory, None, asked, names), asked)
+    scorer = Scorer(model, tokenizer, load_tasks(directory, None, asked, names), asked, Path(os.devnull))
     scorer.try_tasks()
     return scorer
 

@@ -22,7 +22,8 @@ from small_tasks import CHOICE, SAY, SHOTS, TEMPLATE, write_chat_model, write_ta
 
 from llm_pipeline.accuracy import scorer as module
 from llm_pipeline.accuracy.evaluate import evaluate_baseline
-from llm_pipeline.accuracy.scorer import NotFinite, Scorer, checkpoint_model
+from llm_pipeline.accuracy.evaluation import NotFinite
+from llm_pipeline.accuracy.scorer import Scorer, checkpoint_model
 from llm_pipeline.accuracy.table import format_evaluation
 from llm_pipeline.accuracy.tasks import load_tasks
 from llm_pipeline.artifacts.checkpoint_loading import load_tokenizer
@@ -53,7 +54,7 @@ def scorer(checkpoint, tasks, *names, dtype="float32", **changes):
     asked = evaluation(*names, **changes)
     tokenizer = load_tokenizer(checkpoint)
     model = checkpoint_model("hf", checkpoint, tokenizer, asked, dtype)
-    return Scorer(model, tokenizer, load_tasks(tasks, None, asked, names), asked)
+    return Scorer(model, tokenizer, load_tasks(tasks, None, asked, names), asked, Path(os.devnull))
 
 
 def asked(checkpoint, tasks, *names, **changes):
@@ -233,7 +234,7 @@ def test_a_task_without_a_share_an_item_is_refused_with_advice(checkpoint, tasks
     one = scorer(checkpoint, tasks, "pick", task_options=named)
     one.try_tasks()
     assert one.metrics["pick"].metric == "acc"
-    with pytest.raises(ConfigError, match="bleu is none of its metrics") as refused:
+    with pytest.raises(ConfigError, match="bleu is no share") as refused:
         scorer(checkpoint, tasks, "pick", task_options={"pick": TaskOptions(metric="bleu")}).try_tasks()
     assert "acc, acc_norm" in refused.value.hint
 

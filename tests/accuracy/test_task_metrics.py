@@ -46,7 +46,7 @@ def test_what_is_no_share_of_an_item_is_refused_and_never_guessed(values, better
 
 
 def test_a_metric_that_a_task_lacks_is_named_with_those_that_it_has():
-    with pytest.raises(ConfigError, match="task arc: bleu is none of its metrics") as refused:
+    with pytest.raises(ConfigError, match="task arc: bleu is no share") as refused:
         chosen("arc", sample(acc=1.0, acc_norm=0.0), metric="bleu")
     assert refused.value.hint.endswith("one of: acc, acc_norm")
     with pytest.raises(ConfigError, match="no filter 'loose'"):

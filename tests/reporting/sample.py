@@ -168,9 +168,7 @@ class SampleRelease:
             for task, count in TASKS.items()
             for number in range(count)
         ]
-        read = DataRead(
-            name="openai/gsm8k (main)", repository="openai/gsm8k", commit="e1" * 20, files=2, documents={"test": 1319}
-        )
+        read = DataRead(name="openai/gsm8k (main)", repository="openai/gsm8k", commit="e1" * 20, files=2)
         evaluation = self.publish_items(self.baseline, data=(read,))
         self.add("baseline", seconds=31.0, artifacts={"evaluation": evaluation}, reused=True)
 

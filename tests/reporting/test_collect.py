@@ -34,7 +34,7 @@ def test_a_promoted_release_is_in_production_with_every_part(sample, promoted) -
     assert [study.name for study in data.accuracy] == [*sample.RECIPES, "served on cpu"]
     assert len(data.loads) == len(data.canaries) == 1
     (read,) = data.evaluation_data
-    assert (read.repository, read.documents) == ("openai/gsm8k", {"test": 1319})
+    assert (read.repository, read.files) == ("openai/gsm8k", 2)
     assert {fact.value for fact in data.facts} >= {"example/tiny-llama", "0a1b2c3d" * 5, "fp8"}
 
 
