@@ -10,7 +10,6 @@ from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.server_place import ServerPorts
 
 LOOPBACK = "127.0.0.1"
-_CONNECT_SECONDS = 5.0
 
 
 def loopback_endpoint(ports: ServerPorts, own_metrics: str = "") -> Endpoint:
@@ -29,32 +28,10 @@ def require_free(ports: ServerPorts, *, what: str) -> None:
     """Refuse to start a server whose ports are taken.
 
     Raises:
-        ConfigError: A port is in use, and the message names the process that listens on it; or no server of this host
-            could be reached.
+        ConfigError: A port is in use; the message names the process that listens on it.
     """
-    require_loopback(what=what)
     for role, port in ports.by_name().items():
         require_free_port(port, role=role, what=what)
-
-
-def require_loopback(*, what: str) -> None:
-    """Refuse to start a server that nobody could ask: where the loopback interface is down, it could still be bound to.
-
-    Args:
-        what: What is about to start.
-
-    Raises:
-        ConfigError: A connection to this host's own address fails.
-    """
-    with socket.create_server((LOOPBACK, 0)) as server:
-        try:
-            socket.create_connection(server.getsockname(), timeout=_CONNECT_SECONDS).close()
-        except OSError as error:
-            raise ConfigError(
-                f"{LOOPBACK} cannot be reached: {error.strerror or error}",
-                where=what,
-                hint="bring the loopback interface up (ip link set lo up); no firewall may drop what goes through it",
-            ) from error
 
 
 def require_free_port(port: int, *, role: str, what: str) -> None:

@@ -28,7 +28,7 @@ from llm_pipeline.config.policy import StagingPolicy
 from llm_pipeline.serving.client import NO_ANSWER, Generation, GenerationClient, GenerationRequest, read_body
 from llm_pipeline.serving.completions import METRICS, bad_bodies, reason_in
 from llm_pipeline.serving.endpoint_access import require_model
-from llm_pipeline.serving.metrics_page import Series, metric_values, parse_metrics, whole_sum
+from llm_pipeline.serving.metrics_page import Series, parse_metrics, whole_sum
 
 _CONCURRENCY = 8
 DEFAULT_CONTEXT = 2048
@@ -43,12 +43,10 @@ class Gauges:
     Attributes:
         active: Requests accepted and not ended.
         cancelled: Requests that ended as cancelled so far; None when they are not counted.
-        kv_cache_usage: Share of the KV cache in use at the engine's last step; None when the engine does not report it.
     """
 
     active: int
     cancelled: int | None
-    kv_cache_usage: float | None
 
 
 @dataclass(frozen=True)
@@ -113,8 +111,7 @@ class Served:
             return None
         counters = (whole_sum(page, name, label=label) for name, label in METRICS.cancelled)
         cancelled = next((count for count in counters if count is not None), None)
-        usage = next((found for name in METRICS.kv_cache if (found := metric_values(page, name))), [])
-        return Gauges(active, cancelled, max(usage, default=None))
+        return Gauges(active, cancelled)
 
 
 def all_right(name: str, total: int, wrong: Sequence[str]) -> Evidence:
@@ -134,38 +131,26 @@ def all_right(name: str, total: int, wrong: Sequence[str]) -> Evidence:
 
 _RELEASE_SECONDS = 10.0
 _PROMPT_SECONDS = 2.0
-_KV_CACHE_SECONDS = 3.0
 _ABANDONED_STREAMS = 8
 _FEWEST_TOKENS = 64
-_KV_CACHE_TOLERANCE = 1.5
-"""More usage than so many times that of the short request shows a leak: one leaked request doubles it."""
-
-_SHORT = 4
 _PLACE = "a client that goes away frees its place"
-_KV_CACHE = "a client that goes away frees its KV cache"
 
 
-async def departures_free(served: Served) -> list[Evidence]:
-    """Start long streams, drop them, and check that the server is as free as before.
-
-    The KV cache's usage is that of the engine's last step, so it is read after the same short request, before and
-    after. Without metrics the place is INCONCLUSIVE; an engine without a KV cache metric gets no fact about it.
-    """
+async def departures_free(served: Served) -> Evidence:
+    """Start long streams, drop them, and check that the server is as free as before; without metrics INCONCLUSIVE."""
     before = await served.gauges()
     if before is None:
         detail = "Without metrics_url this cannot be checked."
         if served.endpoint.metrics_url is not None:
             detail = f"The page at {served.endpoint.metrics_url} has none of {', '.join(METRICS.active)}."
-        return [Evidence(name=_PLACE, verdict=Verdict.INCONCLUSIVE, limit=_RELEASE_SECONDS, unit="s", detail=detail)]
-    usage = await _usage_of_a_short_request(served)
+        return Evidence(name=_PLACE, verdict=Verdict.INCONCLUSIVE, limit=_RELEASE_SECONDS, unit="s", detail=detail)
     try:
         await _abandon_streams(served)
     except NO_ANSWER as error:
         why = f"HTTP {error.status}" if isinstance(error, aiohttp.ClientResponseError) else type(error).__name__
         detail = f"No stream began ({why})."
-        return [Evidence(name=_PLACE, verdict=Verdict.NO_GO, limit=_RELEASE_SECONDS, unit="s", detail=detail)]
-    place = await _place_is_free(served, before)
-    return [place] if usage is None else [place, await _kv_cache_is_free(served, usage)]
+        return Evidence(name=_PLACE, verdict=Verdict.NO_GO, limit=_RELEASE_SECONDS, unit="s", detail=detail)
+    return await _place_is_free(served, before)
 
 
 async def _abandon_streams(served: Served) -> None:
@@ -212,39 +197,6 @@ async def _place_is_free(served: Served, before: Gauges) -> Evidence:
         samples=_ABANDONED_STREAMS,
         detail=fault,
     )
-
-
-async def _kv_cache_is_free(served: Served, before: float) -> Evidence:
-    """Whether usage is back where it was; measured for a while, as engines free blocks at their next step."""
-    deadline, limit = time.perf_counter() + _KV_CACHE_SECONDS, before * _KV_CACHE_TOLERANCE
-    while (after := await _usage_of_a_short_request(served)) is not None and after > limit:
-        if time.perf_counter() > deadline:
-            break
-    free = after is not None and after <= limit
-    detail = "" if free else f"A short request used {before:.2%} of it before, and {after or 0.0:.2%} is in use now."
-    return Evidence(
-        name=_KV_CACHE,
-        verdict=Verdict.GO if free else Verdict.NO_GO,
-        measured=after,
-        limit=limit,
-        unit="fraction",
-        samples=_ABANDONED_STREAMS,
-        detail=detail,
-    )
-
-
-async def _usage_of_a_short_request(served: Served) -> float | None:
-    """The usage at the last step of a short request; None when the engine does not report it."""
-    await served.client.generate(GenerationRequest(served.any_prompt, _SHORT, ignore_eos=True, allow_empty=True))
-    last: float | None = None
-    for _ in range(10):  # the gauge follows the answer by a moment
-        await asyncio.sleep(0.05)
-        gauges = await served.gauges()
-        usage = gauges.kv_cache_usage if gauges else None
-        if usage is None or usage == last:
-            return usage
-        last = usage
-    return last
 
 
 _REPEATS = "repeated prompts are generated again"
@@ -377,7 +329,7 @@ async def probe(
             await stop_words_end(served),
             await bad_requests_are_refused(served),
             await repeats_are_generated(served),
-            *await departures_free(served),
+            await departures_free(served),
             await still_answers(served),
         ]
     judgement = judge("", [first, *facts])

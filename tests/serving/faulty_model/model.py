@@ -7,9 +7,8 @@ A request whose prompt is `#fault {"kind": "drop", "every": 200}` is an order, n
 that fault, with new counters. Kinds: empty (healthy); `slow` (steps take `factor` as long); every `every`th request:
 `drop` (its stream ends without a last chunk), `stall` (silent for `seconds` half-way), `error` (an error half-way,
 under HTTP 200), `truncate` (half the words, and it claims the whole length); `cache` (known requests are answered at
-once); `leak` (the KV cache of requests whose client left is never freed). Two kinds are sound, and look like faults:
-`prefix_cache` (a prompt that is not known costs `seconds` before its first word), `speculate` (known requests get
-`factor` words a step).
+once). Two kinds are sound, and look like faults: `prefix_cache` (a prompt that is not known costs `seconds` before its
+first word), `speculate` (known requests get `factor` words a step).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import threading
 import time
 import zlib
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -69,14 +68,6 @@ class Live:
         return self.said == (len(self.words) + 1) // 2
 
 
-@dataclass
-class Memory:
-    """Requests that were answered before, and tokens in the KV cache that nobody frees."""
-
-    requests: set[tuple[str | int, ...]] = field(default_factory=set)
-    leaked_tokens: int = 0
-
-
 class TritonPythonModel(served_model.ServedModel):
     """The entry points that Triton calls, and the thread that takes the steps."""
 
@@ -86,7 +77,7 @@ class TritonPythonModel(served_model.ServedModel):
         self._condition = threading.Condition()
         self._inbox: deque[Live] = deque()
         self._live: list[Live] = []
-        self._fault, self._memory = Fault(), Memory()
+        self._fault, self._known = Fault(), set[tuple[str | int, ...]]()
         self._stopping, self._said = False, 0
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
@@ -112,7 +103,7 @@ class TritonPythonModel(served_model.ServedModel):
     def _take(self, request: Any, sender: Any) -> None:
         asked = base.Inputs.read(request, self._limits)
         if asked.prompt.startswith(ORDER):
-            self._fault, self._memory = Fault(**json.loads(asked.prompt.removeprefix(ORDER))), Memory()
+            self._fault, self._known = Fault(**json.loads(asked.prompt.removeprefix(ORDER))), set()
             base.send(sender, base.answer("ok", 1, "stop", input_tokens=1))
             return
         input_tokens = len(asked.prompt.split())
@@ -129,8 +120,8 @@ class TritonPythonModel(served_model.ServedModel):
             asked.maximum_tokens, SHORTEST_ANSWER + seed % LENGTHS
         )  # fmt: skip
         key = (asked.prompt, *asked.stop_words, length) if self._fault.kind == "cache" else (asked.prompt,)
-        known = key in self._memory.requests
-        self._memory.requests.add(key)
+        known = key in self._known
+        self._known.add(key)
         return Live(
             reply=self.reply_to(asked, sender, input_tokens),
             words=[WORDS[(seed + place * (1 + seed % 3)) % len(WORDS)] for place in range(length)],
@@ -174,10 +165,9 @@ class TritonPythonModel(served_model.ServedModel):
         now = time.monotonic()
         for live in list(self._live):
             if live.reply.client_left():
-                self._memory.leaked_tokens += live.input_tokens + live.said if self._fault.kind == "leak" else 0
                 self._end(live)
         running = self._live[: self._limits.maximum_sequences]
-        held = self._memory.leaked_tokens + sum(live.input_tokens + live.said for live in running)
+        held = sum(live.input_tokens + live.said for live in running)
         for live in running:
             words = self._fault.factor if self._fault.kind == "speculate" and live.known else 1
             for _ in range(words):
