@@ -1,12 +1,16 @@
-"""Running a release on this machine without Airflow: the same flow, one step after the other."""
+"""Running a release on this machine without Airflow: the same flow, one step after the other.
+
+Targets whose places name GPUs of their own go through their steps side by side.
+"""
 
 from __future__ import annotations
 
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import groupby
 from pathlib import Path
 
 from llm_pipeline.base.errors import InternalError, PipelineError, RemoteStageTransient, Transient
@@ -22,13 +26,14 @@ from llm_pipeline.operations.promotion import replace_holders
 from llm_pipeline.planning.host import require_directories, require_routers
 from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.questions import question_of, replaces_nothing
+from llm_pipeline.release.candidate import target_of
 from llm_pipeline.release.claim import Claimant, LocalProcess, ReleaseClaim
 from llm_pipeline.release.contract import StageRequest, StageResult
 from llm_pipeline.release.flow import step_named
 from llm_pipeline.release.loading import load_release
 from llm_pipeline.release.rules import Endings, run_fails, unstarted
-from llm_pipeline.release.step import Effect, Ending, Kind
-from llm_pipeline.release.tasks import Instance, Task, instances, release_tasks
+from llm_pipeline.release.step import Effect, Ending, Kind, Scope
+from llm_pipeline.release.tasks import Instance, Lane, Task, instances, release_tasks
 from llm_pipeline.release_progress import ReleaseProgress, passed, placement, resolve_request
 from llm_pipeline.runners.runner import Job
 from llm_pipeline.runners.runners import Runners, Watch
@@ -85,7 +90,8 @@ class LocalRun:
             self._model_id,
             Claimant.of(loaded.config, LocalProcess.here()),
         )
-        self._job: Job | None = None
+        self._jobs: list[Job] = []
+        self._stopped = False
         self._started = time.monotonic()
         self._tasks: tuple[Task, ...] = ()
         self._endings = Endings(())
@@ -119,21 +125,56 @@ class LocalRun:
             self.flow = ReleaseProgress.open(self._deployment, resolved.release_id)
             return self._release(self.flow)
         finally:
-            self._stop_stage()  # before the claim is given back
+            self._stop_stages()  # before the claim is given back
 
     def _release(self, flow: ReleaseProgress) -> Verdict:
         tasks = release_tasks(flow.release, climbing_order(flow.release, flow.record.facts))
         self._tasks, self._endings = tasks, Endings(tasks)
         order = tuple(instances(tasks))
         try:
-            for instance in order:
-                self._take(flow, instance)
+            for lane, members in groupby(order, key=lambda instance: instance.task.lane):
+                self._take_lane(flow, lane, tuple(members))
         finally:
-            self._stop_stage()
+            self._stop_stages()
             for instance in order:  # whatever came up: nothing staged outlives the run, and no canary is left half-way
                 if not instance.task.step.decides and instance not in self._endings:
                     self._take(flow, instance)
         return self._verdict()
+
+    def _take_lane(self, flow: ReleaseProgress, lane: Lane | None, members: Sequence[Instance]) -> None:
+        """Take what belongs together: targets on GPUs of their own side by side, each in its order."""
+        items = [tuple(own) for _, own in groupby(members, key=lambda instance: instance.item)]
+        if lane is None or len(items) == 1 or not self._stand_apart(lane):
+            self._take_all(flow, members)
+            return
+        try:
+            with ThreadPoolExecutor(len(items)) as threads:
+                taken = [threads.submit(self._take_all, flow, own) for own in items]
+                try:
+                    for one in as_completed(taken):
+                        one.result()
+                except BaseException:
+                    self._stopped = True
+                    self._stop_stages()
+                    raise
+        finally:
+            self._stopped = False  # what clears up begins
+
+    def _take_all(self, flow: ReleaseProgress, members: Sequence[Instance]) -> None:
+        for instance in members:
+            if not self._stopped:
+                self._take(flow, instance)
+
+    def _stand_apart(self, lane: Lane) -> bool:
+        """Whether the servers of all its targets are on this host, each target's on GPUs that no other one has."""
+        if lane.group.over not in (Scope.TARGET, Scope.CANDIDATE):
+            return False
+        places = [self._deployment.places[self._places[target_of(item)]] for item in lane.items]
+        servers = [tuple(place.servers_here().values()) for place in places]
+        if not all(servers) or any(server.gpus is None for own in servers for server in own):
+            return False
+        gpus = [{gpu for server in own for gpu in server.gpus or ()} for own in servers]
+        return sum(map(len, gpus)) == len(set().union(*gpus))
 
     def _take(self, flow: ReleaseProgress, instance: Instance) -> None:
         """Run one step for one item, if the flow's rules let it start."""
@@ -169,7 +210,7 @@ class LocalRun:
 
     def _run(self, flow: ReleaseProgress, instance: Instance) -> Ending:
         """Run a stage; an error or a verdict other than GO ends only what comes after it."""
-        step, self._began = instance.task.step, datetime.now(UTC)
+        step = instance.task.step
         try:
             result = self._process(flow.request(step.stage_name, instance.subject))
         except PipelineError as error:
@@ -263,9 +304,10 @@ class LocalRun:
         if ask is ask_on_terminal:
             self._tell(asked(self._origin, question, subject=item, until=None, action=action))
 
-    def _stop_stage(self) -> None:
-        if self._job is not None and self._runner.is_active(self._job):
-            self._runner.cancel(self._job)
+    def _stop_stages(self) -> None:
+        for job in tuple(self._jobs):
+            if self._runner.is_active(job):
+                self._runner.cancel(job)
 
     def _fenced(self) -> bool:
         """Whether another release took over, and with it the servers; one that cannot be read did not."""
@@ -283,10 +325,14 @@ class LocalRun:
         for attempt in range(1, _ATTEMPTS + 1):
             started = time.monotonic()
             try:
-                self._job = self._runner.submit(request, placement(request))
-                result = self._wait(self._job, request.stage)
+                job = self._runner.submit(request, placement(request))
+                self._jobs.append(job)
+                if self._stopped:
+                    self._stop_stages()
+                result = self._wait(job, request.stage)
+                self._jobs.remove(job)
             except Transient as error:
-                if attempt == _ATTEMPTS:
+                if attempt == _ATTEMPTS or self._stopped:
                     raise
                 self._tell(failed(self._origin, request.stage, request.subject, error, tried_again=True))
                 told = isinstance(error, RemoteStageTransient)  # in the stage's own log, which is shown

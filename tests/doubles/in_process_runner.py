@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -34,7 +35,7 @@ class InProcess:
     def __init__(self, before: Callable[[StageRequest], None] = lambda _request: None) -> None:
         self.ran: list[tuple[str, str]] = []
         self.before = before
-        self._outcome: StageResult | StageFailure | None = None
+        self._of_thread = threading.local()
 
     def __call__(self, _deployment: Any) -> InProcess:
         return self
@@ -42,7 +43,7 @@ class InProcess:
     def submit(self, request: StageRequest, placement: Placement) -> Job:
         self.ran.append((request.stage, request.subject))
         self.before(request)
-        self._outcome = execute.execute(request)
+        self._of_thread.outcome = execute.execute(request)
         return Job(environment=placement.environment, directory=Path(request.work_root), request_digest="0")
 
     def is_active(self, _job: Job) -> bool:
@@ -52,9 +53,10 @@ class InProcess:
         return [], offset
 
     def outcome(self, _job: Job) -> StageResult:
-        if isinstance(self._outcome, StageFailure):
-            raise from_document(self._outcome.error)
-        return self._outcome
+        outcome: StageResult | StageFailure = self._of_thread.outcome
+        if isinstance(outcome, StageFailure):
+            raise from_document(outcome.error)
+        return outcome
 
     def cancel(self, _job: Job) -> None:
         raise AssertionError("a stage of this process never outlives its call")
