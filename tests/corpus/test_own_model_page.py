@@ -81,7 +81,7 @@ def test_the_commands_release_a_model_and_what_was_packaged_is_staged_by_hand(ho
     for _ in range(2):
         assert main(["start", "cpu", "--staging", release["release_id"]]) == ExitCode.GO
         told = capfd.readouterr().out
-        assert "GO: All 11 probes passed." in told
+        assert re.search(r"GO: All \d+ probes passed\.", told)
     (ask,) = re.findall(r"ask it +(curl .*)", told)
     answer = subprocess.run(["bash", "-euc", ask], check=True, capture_output=True, text=True).stdout
     assert answer.startswith("HTTP/1.1 200 OK")
