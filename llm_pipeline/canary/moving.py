@@ -234,12 +234,15 @@ def standby_after(state: PlaceState, record: CanaryRecord) -> SlotName | None:
     return record.stable
 
 
-def is_standby(record: CanaryRecord, router: TrafficRouter | None) -> bool:
-    """Whether a canary's candidate stands by for production now; without a router that can be read it does not."""
-    if router is None or record.settled:
+def is_standby(record: CanaryRecord, place: ServedPlace) -> bool:
+    """Whether a canary's candidate stands by for production now; without a router that can be read it does not.
+
+    Before it is started, the version before production may stand by in that slot.
+    """
+    if place.router is None or record.settled or not place.slots.serves(record.candidate, record.repository):
         return False
     try:
-        return router.read()[0].standby == record.candidate
+        return place.router.read()[0].standby == record.candidate
     except RouterUnavailable:
         return False
 
@@ -373,7 +376,7 @@ def _to_stable(
 ) -> bool:
     """Returns whether the router confirmed it."""
     slots, patience, stable = place.slots, place.patience, other_slot(record.candidate)
-    if is_standby(record, router):  # a rolled-back version must not stand by; users of stable are not moved
+    if is_standby(record, place):  # a rolled-back version must not stand by; users of stable are not moved
         traffic_to(router, want, patience)
     try:
         if have_answering(slots, stable, record.stable_repository, token, seconds=patience.prove):

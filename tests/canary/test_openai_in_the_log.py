@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
 from threading import Thread
 
 import aiohttp
@@ -47,109 +48,80 @@ CALL = {"id": "call-1", "type": "function", "function": {"name": "add", "argumen
 TOOL_CALL = {"role": "assistant", "content": None, "tool_calls": [CALL]}
 PROSE = "Words of a model that says what nobody has said before, in a text that is long enough to be looked at."
 
-CASES: dict[str, tuple[str, bool, Sequence[bytes], dict[str, object]]] = {
-    "a stream": (
-        "completions",
-        True,
-        [text("a"), text("b", "length"), event({"choices": [], **usage(2)}), DONE],
-        {"output_tokens": 2, "finish_reason": "length", "empty": False, "truncated": False, "streaming": True},
+
+@dataclass(frozen=True)
+class Case:
+    """An answer in pieces, and what the log says of it."""
+
+    pieces: Sequence[bytes]
+    expected: dict[str, object]
+    path: str = "completions"
+    stream: bool = True
+
+
+def stream(*pieces: bytes, path: str = "completions", **expected: object) -> Case:
+    return Case(pieces, expected, path)
+
+
+def whole(*pieces: bytes, path: str = "completions", **expected: object) -> Case:
+    return Case(pieces, expected, path, stream=False)
+
+
+CHAT, WELL, BROKEN = "chat/completions", {"empty": False, "truncated": False}, {"fault": True, "lost": True}
+COUNT = event({"choices": [], **usage(2)})
+CASES = {
+    "a stream": stream(
+        text("a"), text("b", "length"), COUNT, DONE, output_tokens=2, finish_reason="length", streaming=True, **WELL
     ),
-    "a stream that counts with every chunk": (
-        "completions",
-        True,
-        cut(text("a", **usage(1)) + text("b", "stop", **usage(2)) + DONE),
-        {"output_tokens": 2, "finish_reason": "stop", "truncated": False, "error": False},
+    "a stream that counts with every chunk": stream(
+        *cut(text("a", **usage(1)) + text("b", "stop", **usage(2)) + DONE),
+        output_tokens=2, finish_reason="stop", error=False, **WELL,
     ),
-    "a stream that nobody counts": (
-        "completions",
-        True,
-        [text("a"), text("b", "stop"), DONE],
-        {"output_tokens": None, "empty": False, "truncated": False},
+    "a stream that nobody counts": stream(text("a"), text("b", "stop"), DONE, output_tokens=None, **WELL),
+    "a stream without its end mark": stream(text("a"), text("b", "stop"), finish_reason="", truncated=True),
+    "a stream that ends early": stream(text("a"), DONE, truncated=True),
+    "an aborted stream": stream(text("a", "abort"), DONE, truncated=True),
+    "an error in a stream": stream(
+        text("a"), b'data: {"err', b'or":{"message":"EngineCore died"}}\n\n', DONE, **BROKEN
     ),
-    "a stream without its end mark": (
-        "completions",
-        True,
-        [text("a"), text("b", "stop")],
-        {"finish_reason": "", "truncated": True},
+    "an error of an older server": stream(
+        event({"object": "error", "message": "died", "code": 500}), DONE, path=CHAT, **BROKEN
     ),
-    "a stream that ends early": ("completions", True, [text("a"), DONE], {"truncated": True}),
-    "an aborted stream": ("completions", True, [text("a", "abort"), DONE], {"truncated": True}),
-    "an error in a stream": (
-        "completions",
-        True,
-        [text("a"), b'data: {"err', b'or":{"message":"EngineCore died"}}\n\n', DONE],
-        {"fault": True, "lost": True},
+    "an error under 200": whole(b'{"error": {"message": "died"}}', **BROKEN),
+    "a whole answer": whole(
+        text(PROSE, "length", **usage(30))[6:], output_tokens=30, finish_reason="length", streaming=False, **WELL
     ),
-    "an error of an older server": (
-        "chat/completions",
-        True,
-        [event({"object": "error", "message": "died", "code": 500}), DONE],
-        {"fault": True, "lost": True},
+    "an answer without text": whole(text("", "stop", **usage(1))[6:], empty=True),
+    "a chat": whole(
+        *cut(json.dumps(WHOLE_CHAT).encode()), path=CHAT, output_tokens=2, finish_reason="stop", **WELL
     ),
-    "an error under 200": ("completions", False, [b'{"error": {"message": "died"}}'], {"fault": True, "lost": True}),
-    "a whole answer": (
-        "completions",
-        False,
-        [text(PROSE, "length", **usage(30))[6:]],
-        {"output_tokens": 30, "finish_reason": "length", "empty": False, "truncated": False, "streaming": False},
+    "a chat in a stream": stream(
+        *cut(chat("") + chat("hi") + chat(None, "stop") + COUNT + DONE),
+        path=CHAT, output_tokens=2, finish_reason="stop", streaming=True, **WELL,
     ),
-    "an answer without text": ("completions", False, [text("", "stop", **usage(1))[6:]], {"empty": True}),
-    "a chat": (
-        "chat/completions",
-        False,
-        cut(json.dumps(WHOLE_CHAT).encode()),
-        {"output_tokens": 2, "finish_reason": "stop", "empty": False, "truncated": False},
+    "a chat that calls a tool": whole(
+        json.dumps({"choices": [{"message": TOOL_CALL, "finish_reason": "tool_calls"}], **usage(9)}).encode(),
+        path=CHAT, output_tokens=9, finish_reason="tool_calls", **WELL,
     ),
-    "a chat in a stream": (
-        "chat/completions",
-        True,
-        cut(chat("") + chat("hi") + chat(None, "stop") + event({"choices": [], **usage(1)}) + DONE),
-        {"output_tokens": 1, "finish_reason": "stop", "empty": False, "truncated": False, "streaming": True},
+    "a stream of LiteLLM's, whose last chunks have no text": stream(
+        text("a"), event({"choices": [{"finish_reason": "length", "index": 0}]}),
+        event({"choices": [{"index": 0}], **usage(1)}), DONE,
+        output_tokens=1, finish_reason="length", error=False, **WELL,
     ),
-    "a chat that calls a tool": (
-        "chat/completions",
-        False,
-        [json.dumps({"choices": [{"message": TOOL_CALL, "finish_reason": "tool_calls"}], **usage(9)}).encode()],
-        {"output_tokens": 9, "finish_reason": "tool_calls", "empty": False, "truncated": False},
+    "a stream of LiteLLM's that nobody asked to count": stream(
+        text("a", **usage(0)), text("b", "length", **usage(0)), DONE,
+        output_tokens=None, finish_reason="length", **WELL,
     ),
-    "a stream of LiteLLM's, whose last chunks have no text": (
-        "completions",
-        True,
-        [
-            text("a"),
-            event({"choices": [{"finish_reason": "length", "index": 0}]}),
-            event({"choices": [{"index": 0}], **usage(1)}),
-            DONE,
-        ],
-        {"output_tokens": 1, "finish_reason": "length", "empty": False, "truncated": False, "error": False},
+    "an error of LiteLLM's in a stream, after its server died": stream(
+        text("a", **usage(0)), event({"error": {"message": "litellm.InternalServerError", "code": "500"}}), **BROKEN
     ),
-    "a stream of LiteLLM's that nobody asked to count": (
-        "completions",
-        True,
-        [text("a", **usage(0)), text("b", "length", **usage(0)), DONE],
-        {"output_tokens": None, "finish_reason": "length", "empty": False, "truncated": False},
+    "prose in a stream": stream(
+        *cut(b"".join(text(PROSE[at : at + 5]) for at in range(0, len(PROSE), 5)) + text("", "stop") + DONE), **WELL
     ),
-    "an error of LiteLLM's in a stream, after its server died": (
-        "completions",
-        True,
-        [text("a", **usage(0)), b'data: {"error": {"message": "litellm.InternalServerError", "code": "500"}}\n\n'],
-        {"fault": True, "lost": True},
-    ),
-    "prose in a stream": (
-        "completions",
-        True,
-        cut(b"".join(text(PROSE[at : at + 5]) for at in range(0, len(PROSE), 5)) + text("", "stop") + DONE),
-        {"empty": False, "truncated": False},
-    ),
-    "a text that repeats itself": (
-        "completions",
-        True,
-        [text(" the")] * 99 + [text("", "stop"), DONE],
-        {"empty": False},
-    ),
-    "a short text": ("completions", False, [text("ha" * 31, "stop")[6:]], {"empty": False}),
-    'a prompt that says "stream": true': ("completions", False, [text("a", "stop")[6:]], {"streaming": False}),
-}
+    "a text that repeats itself": stream(*[text(" the")] * 99, text("", "stop"), DONE, empty=False),
+    "a short text": whole(text("ha" * 31, "stop")[6:], empty=False),
+    'a prompt that says "stream": true': whole(text("a", "stop")[6:], streaming=False),
+}  # fmt: skip
 
 
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -161,7 +133,7 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     writer.write(
         b"HTTP/1.1 200 OK\r\ncontent-type: " + kind + b"\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
     )
-    for piece in CASES[body["prompt"]][2] if body else ():
+    for piece in CASES[body["prompt"]].pieces if body else ():
         writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
         await writer.drain()
         await asyncio.sleep(0.002)
@@ -194,9 +166,8 @@ def ask(router: EnvoyRouter, names: Sequence[str]) -> list[ObservedRequest]:
     async def one_by_one() -> None:
         async with aiohttp.ClientSession() as session:
             for name in names:
-                path, stream, _, _ = CASES[name]
-                url = f"http://127.0.0.1:{router.place.port}/v1/{path}"
-                async with session.post(url, json={"prompt": name, "stream": stream}) as answer:
+                url = f"http://127.0.0.1:{router.place.port}/v1/{CASES[name].path}"
+                async with session.post(url, json={"prompt": name, "stream": CASES[name].stream}) as answer:
                     assert answer.status == 200
                     await answer.read()
 
@@ -214,9 +185,9 @@ def logged(log: AccessLog, since: LogCursor, count: int) -> list[ObservedRequest
 
 def test_tokens_end_and_errors_are_those_of_the_answer(router: EnvoyRouter) -> None:
     for name, request in zip(CASES, ask(router, list(CASES)), strict=True):
-        _, _, _, expected = CASES[name]
+        expected = CASES[name].expected
         assert {field: getattr(request, field) for field in expected} == expected, name
-        assert request.route == f"/{CASES[name][0]}"
+        assert request.route == f"/{CASES[name].path}"
 
 
 def test_how_much_a_text_repeats_itself_is_the_same_whole_or_cut_anywhere(router: EnvoyRouter) -> None:

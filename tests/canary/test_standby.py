@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 from pydantic import ValidationError
+from simulated import Killed
 from test_guard import guard
 from test_one_way_back import Served
 
+from llm_pipeline.canary.moving import NoWayBack
 from llm_pipeline.canary.router import RouteState, all_to
+from llm_pipeline.operations.rollback import ensure_rolled_back
 from llm_pipeline.operations.status import disagreements
 
 pytestmark = pytest.mark.usefixtures("fast")
@@ -43,6 +46,22 @@ def test_no_candidate_is_started_in_a_slot_that_stands_by(site) -> None:
     assert stood_by == [None]
     mine = [told.standby for told in site.told if told.owner.startswith("r2@")]
     assert mine == ["blue", None, None], "claimed as they were, then it stands down, then the candidate shares"
+
+
+def test_it_answers_on_where_a_canary_ends_before_its_candidate_is_started(site, monkeypatch) -> None:
+    site.release("r1")
+
+    def dies(*_: object, **__: object) -> None:
+        raise Killed
+
+    monkeypatch.setattr("llm_pipeline.canary.controller.stand_down", dies)
+    with pytest.raises(Killed):
+        site.step(50, release="r2")
+    site.buried().running.discard("green")
+    site.sent, site.lost, site.stable_starts = 0, 0, False
+    with pytest.raises(NoWayBack):
+        ensure_rolled_back(site.place, "r2")
+    assert (site.router.state.standby, site.lost) == ("blue", 0)
 
 
 def test_production_that_was_left_stands_by_for_nobody(site) -> None:
