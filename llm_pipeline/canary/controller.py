@@ -357,7 +357,13 @@ class CanaryController:
             summary = f"{decision.judgement.summary}: {step_in_numbers(tests.step, self._traffic.step_arms(record))}"
             judgement = decision.judgement.model_copy(update={"summary": summary})
             decision = decision.model_copy(update={"judgement": judgement})
-        return record, replace(seen, decision=decision, differs=self._differs(record) if passes else None)
+        seen = replace(seen, decision=decision, differs=self._differs(record) if passes else None)
+        if decision.outcome is Outcome.ANOMALOUS:
+            candidate_waits = self._router.active_requests(record.candidate)
+            stable_waits = self._router.active_requests(other_slot(record.candidate))
+            if candidate_waits is not None and stable_waits is not None:
+                seen = replace(seen, waiting=(candidate_waits, stable_waits))
+        return record, seen
 
     def _watched(self) -> float:
         """Seconds since the last look, by this process's monotonic clock; the record keeps the sum.

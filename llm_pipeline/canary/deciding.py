@@ -56,6 +56,7 @@ class Seen:
         requests: How many those were.
         decision: What the traffic says of the step; None while it cannot be read.
         blind: Why and for how long it cannot be, once that is too long.
+        waiting: Requests in flight at the candidate and at stable, where the split is wrong.
         differs: Why the candidate's server does not serve the release, where the step would pass.
     """
 
@@ -70,6 +71,7 @@ class Seen:
     requests: int = 0
     decision: StepDecision | None = None
     blind: str = ""
+    waiting: tuple[int, int] | None = None
     differs: str | None = None
 
 
@@ -216,6 +218,9 @@ class _Turn:
             case Outcome.PASS:
                 return self._pass(record, judgement)
             case Outcome.ANOMALOUS:
+                hangs = self.seen.waiting and evidence.does_not_answer(step, *self.seen.waiting)
+                if hangs:  # requests that hang at the candidate make the split look wrong, and users are waiting
+                    return self._condemn(record, hangs)
                 return self._pause(record, judgement, PauseReason.WRONG_SPLIT)
             case Outcome.REGRESSED:  # a fault that users would notice is rolled back whatever the policy says
                 if policy.on_regression == "roll_back" or evidence.guard(step, policy) is not None:
