@@ -253,12 +253,13 @@ def deciding_windows(outcome: LoadTestOutcome) -> tuple[WindowSummary, ...]:
     usable = [window for window in outcome.windows if not window.void]
     confirmations = [window for window in usable if window.phase == "confirmation"]
     if confirmations:
-        last = _try_of(confirmations[-1])
-        return tuple(window for window in confirmations if _try_of(window) == last)
+        last = try_of(confirmations[-1])
+        return tuple(window for window in confirmations if try_of(window) == last)
     return tuple(window for window in usable if window.phase == "target")
 
 
-def _try_of(window: WindowSummary) -> str:
+def try_of(window: WindowSummary) -> str:
+    """Which try of a confirmation a window belongs to."""
     return "-".join(window.name.split("-")[:2])
 
 

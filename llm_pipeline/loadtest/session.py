@@ -45,11 +45,8 @@ _REQUESTS_A_USER = 200
 _BEYOND_CEILING = 1.2
 """Rates far above the closed loop's throughput are not probed."""
 
-_CONFIRMED_SHARE = 0.9
-"""Of the highest rate that the search found, what is confirmed."""
-
-_MOST_RATES = 3
-"""Rates that a confirmation tries: from the one that the search found down to the workload's."""
+_CONFIRMED_SHARES = 0.9, 0.7
+"""Of the highest rate that the search found, what is confirmed: the second where the first was not, then the target."""
 
 _WAITS_A_WINDOW = 20.0
 """How many times as long as the longest wait a window is: `benchmarks/load_gate.py` shows what it is worth."""
@@ -204,9 +201,9 @@ def windows_grown(length: float, longest_wait: float, policy: LoadTestPolicy) ->
 
 
 def rates_to_confirm(target: float, highest: float | None) -> tuple[float, ...]:
-    """Rates from the share of the highest one down to the target, equal factors apart; the target is the last."""
-    first = _CONFIRMED_SHARE * (highest or 0.0)
-    return tuple(np.geomspace(first, target, _MOST_RATES).tolist()) if first > target else (target,)
+    """Shares of the highest rate that are above the target, and the target, which is the last."""
+    shares = [share * (highest or 0.0) for share in _CONFIRMED_SHARES]
+    return (*(rate for rate in shares if rate > target), target)
 
 
 _STEP = 2.0

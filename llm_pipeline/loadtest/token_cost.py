@@ -8,8 +8,10 @@ lies between the rate that held and the next one that did not, which is as far a
 
 from __future__ import annotations
 
+from statistics import mean
+
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.loadtest.outcome import LoadTestOutcome, TokenCost, deciding_windows
+from llm_pipeline.loadtest.outcome import LoadTestOutcome, TokenCost, deciding_windows, try_of
 from llm_pipeline.statistics.intervals import bounds_of_mean
 
 _ONE_SIDED = 0.975
@@ -20,20 +22,25 @@ def token_cost(outcome: LoadTestOutcome, hour_price: float | None, currency: str
     paces = [window.output_tokens_per_second for window in deciding_windows(outcome)]
     if hour_price is None or outcome.confirmed_rate_per_second is None or not min(paces, default=0.0):
         return None
-    mean, low, high = bounds_of_mean(paces, _ONE_SIDED)
+    pace, low, high = bounds_of_mean(paces, _ONE_SIDED)
     price = 1e6 * hour_price / 3600
-    low = max(low, mean / 2)  # a bound below nothing would say nothing either
+    low = max(low, pace / 2)  # a bound below nothing would say nothing either
     return TokenCost(
-        estimate=price / mean, lower=price / (high * _left_open(outcome)), upper=price / low, currency=currency
+        estimate=price / pace, lower=price / (high * _left_open(outcome)), upper=price / low, currency=currency
     )
 
 
 def _left_open(outcome: LoadTestOutcome) -> float:
     """The lowest rate that did not hold, by the highest that did; 1 where none failed."""
-    held = outcome.confirmed_rate_per_second or 0.0
-    confirmations = {window.offered_per_second or 0.0 for window in outcome.windows if window.phase == "confirmation"}
-    if higher := [rate for rate in confirmations if rate > held]:
-        return min(higher) / held
+    held, tried = (
+        mean(window.offered_per_second or 0.0 for window in deciding_windows(outcome)),
+        dict[str, list[float]](),
+    )
+    for window in outcome.windows:
+        if window.phase == "confirmation":
+            tried.setdefault(try_of(window), []).append(window.offered_per_second or 0.0)
+    if held and len(tried) > 1:  # each is lower than the one before, and the last was confirmed
+        return max(1.0, mean([*tried.values()][-2]) / held)
     highest = outcome.highest_rate_per_second
     missed = [point.rate_per_second for point in outcome.rates if point.verdict is not Verdict.GO]
     above = [rate for rate in missed if highest and rate > highest]

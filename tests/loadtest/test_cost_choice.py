@@ -128,7 +128,11 @@ def test_what_the_search_left_open_makes_the_cost_less_sure(paced: Paced) -> Non
 def test_a_rate_that_was_not_confirmed_bounds_the_one_that_was(paced: Paced) -> None:
     failed = paced(1000.0).windows[0].model_copy(update={"name": "confirmation-0-0", "offered_per_second": 27.0})
     outcome = paced(1000.0, 1000.0, 1000.0)
-    cost = token_cost(outcome.model_copy(update={"windows": (failed, *outcome.windows)}), 3.6, "USD")
+    offered = [17.5, 18.5, 18.0]  # what a window had of the rate differs
+    held = [
+        one.model_copy(update={"offered_per_second": rate}) for one, rate in zip(outcome.windows, offered, strict=True)
+    ]
+    cost = token_cost(outcome.model_copy(update={"windows": (failed, *held)}), 3.6, "USD")
     assert cost is not None
     assert cost.lower == pytest.approx(18 / 27)
 
