@@ -8,10 +8,14 @@ import pytest
 from llm_pipeline_airflow.dag_factory import release_dag
 
 from llm_pipeline.base.verdict import Verdict
+from llm_pipeline.inspection.comparison import compare
 from llm_pipeline.loadtest.outcome import TokenCost
 from llm_pipeline.local_run import LocalRun
 from llm_pipeline.release.loading import load_release
 from llm_pipeline.release_progress import ReleaseProgress
+from llm_pipeline.reporting.collect import collect
+from llm_pipeline.reporting.html import render_report
+from llm_pipeline.store.references import ReleaseReference
 
 pytestmark = pytest.mark.usefixtures("in_process")
 
@@ -34,7 +38,10 @@ def by_cost(project):
 def costs(**candidates: float) -> dict[str, dict]:
     return {
         f"load_test/{name.replace('_', ':').replace('cpu:', 'cpu-')}": {
-            "metrics": TokenCost(estimate=cost, lower=cost - 0.01, upper=cost + 0.01, currency="USD").metrics
+            "metrics": {
+                "output_tokens_per_second": 1e5 / 3600 / cost,
+                **TokenCost(estimate=cost, lower=cost - 0.01, upper=cost + 0.01, currency="USD").metrics,
+            }
         }
         for name, cost in candidates.items()
     }
@@ -70,6 +77,18 @@ def test_each_candidate_goes_through_the_whole_chain_and_the_cheapest_is_release
     for stage in ("build", "package", "served_accuracy", "load_test"):  # what was chosen is not made once more
         assert flow.result(stage, "cpu-a").reused
         assert flow.result(stage, "cpu-a").key == flow.result(stage, "cpu-a:small:kv").key
+
+    data = collect(flow.store, RELEASE)
+    assert [(row.target, row.name) for row in data.candidates if row.chosen] == [
+        ("cpu-a", "small with kv"),
+        ("cpu-b", "large"),
+    ]
+    assert len(data.candidates) == len(lanes)
+    page = " ".join(render_report(data).split())
+    assert "recipe small with kv on cpu-a; large on cpu-b" in page
+    assert '0.3 USD<span class="detail">0.29 to 0.31</span>' in page
+    lines = "\n".join(compare(flow.store, *2 * (ReleaseReference(RELEASE),)).lines())
+    assert lines.endswith(": the same")
 
 
 def test_a_candidate_that_fails_is_left_out_and_one_whose_recipe_failed_is_not_tried(project, in_process, caplog):
