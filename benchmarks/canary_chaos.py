@@ -251,9 +251,10 @@ class Chaos:
         return ready & fit
 
     def _ready(self, slot: str) -> bool:
-        port = getattr(self.site.deployment.places["cpu"], slot).http
+        """Where users are answered: the process in front of Triton starts after it."""
+        port = getattr(self.site.deployment.places["cpu"], slot).openai
         with contextlib.suppress(OSError):
-            return call(f"http://127.0.0.1:{port}/v2/models/llm/ready", seconds=1.0).status == 200
+            return call(f"http://127.0.0.1:{port}/health", seconds=1.0).status == 200
         return False
 
 
