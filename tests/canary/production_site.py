@@ -29,7 +29,7 @@ from llm_pipeline.store.place_state import PlaceState, read_place
 ROOT = Path(__file__).parents[2]
 TRITON_HOME, MODEL_PYTHON = ROOT / ".envs" / "triton", ROOT / ".envs" / "model" / "bin" / "python"
 TOY = ROOT / "tests" / "serving" / "toy_repository"
-MODEL, SECOND = "demo/tiny", "demo/second"
+MODEL = "demo/tiny"
 POLICY = {
     "steps_percent": [50, 100],
     "minimum_bake_seconds": 1.0,
