@@ -274,6 +274,7 @@ class LocalRun:
             told = answered(self._origin, question.line, subject=instance.item, answer=decision.answer, by=decision.by)
             self._tell(told)
         if approved:
+            self._endings.refused |= {target for target in offered if not decision.takes(target)}
             return Ending.GOOD
         log.info("%s", question.open if approved is None else question.declined)
         self._refusals.append(Verdict.INCONCLUSIVE if approved is None else Verdict.NO_GO)

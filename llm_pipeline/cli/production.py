@@ -232,7 +232,12 @@ def _add_guarding(commands: Commands) -> None:
         "Airflow goes on when its form is answered there or times out, by the answer that was given here.",
     )
     production.add_argument("release_id", metavar="release", help="the release's id, or the beginning of it")
-    production.add_argument("--deny", action="store_true", help="end the release before production instead")
+    answer = production.add_mutually_exclusive_group()
+    answer.add_argument(
+        "--target", action="append", default=[], dest="targets", metavar="NAME",
+        help="approve this target and refuse the others; give it again for another one",
+    )  # fmt: skip
+    answer.add_argument("--deny", action="store_true", help="end the release before production instead")
 
     approve = add_command(commands, "approve-step", _approve, "let a canary step begin, or a paused canary continue")
     approve.add_argument("release_id", metavar="release", help="the release's id, or the beginning of it")
@@ -262,7 +267,8 @@ def _approve_production(options: argparse.Namespace) -> int:
     targets = offered_targets(flow, step)
     if not targets:
         raise ConfigError(f"no target of {flow.record.release_id} has passed its gates", hint="see `llm-pipeline show`")
-    return _answer(decide(flow, step, targets, approved=not options.deny, by=user_here()))
+    decided = decide(flow, step, targets, approved=not options.deny, by=user_here(), taken=options.targets)
+    return _answer(decided)
 
 
 def _approve(options: argparse.Namespace) -> int:

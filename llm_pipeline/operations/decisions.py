@@ -77,8 +77,11 @@ def decide(
         taken: Of the targets, those that are approved; empty for all of them.
 
     Raises:
-        ConfigError: There is nothing to decide.
+        ConfigError: There is nothing to decide, or what is taken is not asked about.
     """
+    if others := [target for target in taken if target not in targets]:
+        hint = f"it is about {', '.join(targets)}"
+        raise ConfigError(f"nobody is asked about {', '.join(others)}", where=flow.record.release_id, hint=hint)
     asked = _question(flow, step, targets)
 
     def attempt() -> Decided:
@@ -91,7 +94,7 @@ def decide(
         update = {"answer": answer, "answered_at": time.time(), "by": by, "taken": tuple(taken) if approved else ()}
         decision = (known if known is not None and same else asked).model_copy(update=update)
         _write(flow, decision, revision)
-        words = f"{answer}: {flow.record.release_id} on {', '.join(decision.targets)}"
+        words = f"{answer}: {flow.record.release_id} on {', '.join(decision.taken or decision.targets)}"
         return Decided(counted=True, message=words, decision=decision)
 
     return despite_others(attempt)

@@ -28,12 +28,16 @@ class Endings:
 
     Args:
         tasks: All tasks of the release.
+
+    Attributes:
+        refused: The items that the person who approved the others refused.
     """
 
     def __init__(self, tasks: Iterable[Task]) -> None:
         self._tasks = {task.id: task for task in tasks}
         self._ended: dict[Key, Ending] = {}
         self._started: set[Key] = set()
+        self.refused: frozenset[str] = frozenset()
 
     def start(self, instance: Instance) -> None:
         """An instance begins; until it ends well it counts as failed, for it may be killed."""
@@ -115,12 +119,15 @@ def _by_needs(instance: Instance, endings: Endings) -> Ending | None:
 
 
 def _by_turn(instance: Instance, endings: Endings) -> Ending | None:
-    """Fail an item that did not pass its own gates; skip it if an earlier item that was offered was not promoted."""
+    """Fail an item that did not pass its own gates; skip it if a person refused it, or one before was not promoted."""
     task = instance.task
     if not endings.well(task.offered, instance.item):
         return Ending.FAILED
+    if task.offered and instance.item in endings.refused:
+        return Ending.SKIPPED
     for item, last in task.stopped_by:
-        if endings.well(task.offered, item) and endings.one(last, item) is not Ending.GOOD:
+        taken = endings.well(task.offered, item) and item not in endings.refused
+        if taken and endings.one(last, item) is not Ending.GOOD:
             return Ending.SKIPPED
     return None
 

@@ -20,10 +20,10 @@ from llm_pipeline.release.loading import ConfiguredRelease, load_release
 from llm_pipeline.store import open_store
 from llm_pipeline_airflow.commit_of_run import revision_of_run
 from llm_pipeline_airflow.connections import config_with_secrets
+from llm_pipeline_airflow.ended import who_ended
 from llm_pipeline_airflow.faults import refused
 from llm_pipeline_airflow.form import overrides_of
 from llm_pipeline_airflow.logs import get_logger
-from llm_pipeline_airflow.states import DecidingTasks
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -91,22 +91,20 @@ class GiveBackOperator(BaseOperator):
 
     Args:
         config_path: The release config.
-        deciding: By which tasks one sees that.
     """
 
     ui_color = ClaimSensor.ui_color
 
-    def __init__(self, *, config_path: str, deciding: DecidingTasks | None = None, **kwargs: Any) -> None:
+    def __init__(self, *, config_path: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.config_path = config_path
-        self.deciding = deciding or DecidingTasks()
 
     def execute(self, context: Context) -> None:
         """Give the claim back; one that was taken over is left alone."""
         held = claim_of(config_with_secrets(self.config_path), context).give_back()
         log.info("the next release of the model may begin" if held else "this run no longer held the claim")
-        if self.deciding.ended_by_person(context):
-            raise refused(context, "a person ended this run: it was marked as failed")
+        if by := who_ended(context):
+            raise refused(context, f"{by} ended this run: it was marked as failed")
 
 
 def _only_plan(config_path: str, params: Mapping[str, Any], overrides: Overrides) -> None:

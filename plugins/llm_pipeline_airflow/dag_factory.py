@@ -36,7 +36,6 @@ from llm_pipeline_airflow.operators import LABEL_TEMPLATE, ReportOperator, Resol
 from llm_pipeline_airflow.placement import placement_arguments
 from llm_pipeline_airflow.promotion import CanaryStepOperator, PromotionOrder, RollbackOperator, SettleOperator
 from llm_pipeline_airflow.runs import dag_id_of
-from llm_pipeline_airflow.states import DecidingTasks
 from llm_pipeline_airflow.watch import release_schedule
 
 _LADDERS = {
@@ -148,7 +147,6 @@ class _Drawing:
         self._lanes = Counter(lane.group.name for lane in {task.lane for task in tasks if task.lane})
         self._boxes: dict[str, TaskGroup] = {}
         self._operators: dict[str, BaseOperator] = {}
-        self._deciding = deciding_tasks(tasks)
 
     def add_lane(self, lane: Lane, members: Sequence[Task]) -> None:
         """Add the tasks of a lane, in a group that is mapped over its items."""
@@ -176,7 +174,7 @@ class _Drawing:
         step, options = task.step, self._shared(task)
         operator: BaseOperator
         if step.kind is Kind.CLAIM:
-            operator = ClaimSensor(**options) if step.decides else GiveBackOperator(deciding=self._deciding, **options)
+            operator = ClaimSensor(**options) if step.decides else GiveBackOperator(**options)
         elif step.kind is Kind.QUESTION:
             operator = self._question(task, item)
         else:
@@ -199,7 +197,7 @@ class _Drawing:
         if step.name == "resolve":
             return ResolveOperator, {}
         if step.name == "report":
-            return ReportOperator, {"deciding": self._deciding}
+            return ReportOperator, {}
         if step.name == "rollback":
             return RollbackOperator, {"canary_steps": task.tears_down, "settled": task.unless}
         if step.name == "settle":
@@ -258,18 +256,6 @@ class _Drawing:
 def _box(name: str, title: str, words: str) -> TaskGroup:
     """A box of the graph, closed at first, in which tasks keep their names."""
     return TaskGroup(group_id=name, prefix_group_id=False, group_display_name=title, tooltip=words)
-
-
-def deciding_tasks(tasks: Sequence[Task]) -> DecidingTasks:
-    """The tasks by which one sees that a person ended a run."""
-    deciding = [task for task in tasks if task.step.decides]
-    before = {task_id for task in deciding for task_id in task.after}
-    return DecidingTasks(
-        last=tuple(task.id for task in deciding if task.id not in before),
-        once=tuple(task.id for task in deciding if not task.step.is_attempt),
-        recipes=tuple(task.id for task in deciding if task.step.is_attempt),
-        choose=tuple(task.id for task in deciding if task.step.name == "choose"),
-    )
 
 
 def turn(task: Task) -> PromotionOrder:

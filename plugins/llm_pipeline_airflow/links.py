@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from airflow.sdk.types import TaskInstanceKey
 
 REPORT_ROUTE = "release-report"
+DAG_PREFIX = "release__"
 
 
 class ReleaseReportLink(BaseOperatorLink):

@@ -34,6 +34,7 @@ from llm_pipeline.store import open_store
 from llm_pipeline_airflow.claim import claim_of
 from llm_pipeline_airflow.commit_of_run import remember_commit, revision_of_run, run_name
 from llm_pipeline_airflow.connections import config_with_secrets
+from llm_pipeline_airflow.ended import who_ended
 from llm_pipeline_airflow.faults import refused
 from llm_pipeline_airflow.form import overrides_of, who_started
 from llm_pipeline_airflow.job_trigger import JobTrigger, may_be_watched, watched_job
@@ -42,7 +43,7 @@ from llm_pipeline_airflow.links import ReleaseReportLink
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.placement import queue_of
 from llm_pipeline_airflow.runs import remember_run
-from llm_pipeline_airflow.states import DecidingTasks, failed, require_any, task_states, unsuccessful
+from llm_pipeline_airflow.states import failed, require_any, task_states, unsuccessful
 
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
@@ -378,17 +379,12 @@ class StageOperator(ResumableJobMixin, BaseOperator):
 class ReportOperator(StageOperator):
     """Writes the release's report, which says also that a person ended the run."""
 
-    def __init__(self, *, deciding: DecidingTasks, **kwargs: Any) -> None:
-        kwargs.setdefault("stage", "report")
-        super().__init__(**kwargs)
-        self.deciding = deciding
-
     def request(self, context: Context) -> StageRequest:
         """What the stage is asked to do; see `StageOperator`."""
-        if self.release_id and self.deciding.ended_by_person(context):
+        if self.release_id and (by := who_ended(context)):
             flow = self.flow()
             with changing(flow.store, self.release_id):
-                note_ended(flow.store, self.release_id, flow.resolved_at, "a person in Airflow")
+                note_ended(flow.store, self.release_id, flow.resolved_at, by)
         return super().request(context)
 
 

@@ -23,6 +23,7 @@ from llm_pipeline.inspection.release_index import IndexedRelease
 from llm_pipeline.release.watch_record import WatchStatus
 from llm_pipeline.store.references import PointerReference
 from llm_pipeline_airflow.faults import known_fault
+from llm_pipeline_airflow.links import DAG_PREFIX
 
 SECURITY_HEADERS = {
     "Content-Security-Policy": (
@@ -191,7 +192,7 @@ def releases_table(releases: Sequence[IndexedRelease]) -> str:
 def _row(one: IndexedRelease) -> str:
     row, release_id = one.row, html(one.row.release_id)
     box = f'<input type="checkbox" name="release" value="{release_id}" aria-label="Compare {release_id}">'
-    report = f"dags/release__{quote(row.config)}/releases/{quote(row.release_id)}/report"
+    report = f"dags/{DAG_PREFIX}{quote(row.config)}/releases/{quote(row.release_id)}/report"
     figures = "".join(f"<td>{_figures(one, labels)}</td>" for labels in _FIGURES.values())
     return (
         f'<tr><td>{box}</td><td><a href="{html(report)}"><code>{release_id}</code></a></td><td>{_model(row.model)}</td>'

@@ -11,6 +11,7 @@ from typing import Any
 
 from airflow.plugins_manager import AirflowPlugin
 
+from llm_pipeline_airflow import ended
 from llm_pipeline_airflow.links import REPORT_ROUTE, ReleaseReportLink
 
 URL_PREFIX = "/llm-pipeline"
@@ -52,3 +53,4 @@ class LlmPipelinePlugin(AirflowPlugin):
         },
     ]
     operator_extra_links: list[Any] = [ReleaseReportLink()]  # noqa: RUF012
+    listeners: list[Any] = [ended]  # noqa: RUF012

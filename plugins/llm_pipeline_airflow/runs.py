@@ -8,9 +8,8 @@ from pathlib import Path
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.config.store import StoreModel
 from llm_pipeline.store import ArtifactStore, open_store
+from llm_pipeline_airflow.links import DAG_PREFIX
 from llm_pipeline_airflow.settings import RELEASES_HINT, release_configs, release_folders
-
-DAG_PREFIX = "release__"
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.:+-]")
 

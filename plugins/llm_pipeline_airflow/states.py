@@ -3,43 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
-
-
-_FAILED = frozenset({"failed", "upstream_failed"})
-
-
-@dataclass(frozen=True)
-class DecidingTasks:
-    """By which tasks one sees that a person marked a run as failed: Airflow then skips all that had not begun.
-
-    It would call such a run a success, for skipped tasks are none that failed.
-
-    Attributes:
-        last: Those after which only teardowns come.
-        once: All that decide, without those of recipes.
-        recipes: Those of recipes, which may fail as long as a target can choose.
-        choose: Where targets choose.
-    """
-
-    last: tuple[str, ...] = ()
-    once: tuple[str, ...] = ()
-    recipes: tuple[str, ...] = ()
-    choose: tuple[str, ...] = ()
-
-    def ended_by_person(self, context: Context) -> bool:
-        """Whether somebody ended the run, of which the rules of the flow themselves make no failure."""
-        if _FAILED & set(task_states(context, self.last).values()):
-            return False
-        none_chose = set(task_states(context, self.choose).values()) <= {"skipped"}
-        failed = (*self.once, *(self.recipes if none_chose else ()))
-        return bool(_FAILED & set(task_states(context, failed).values()))
 
 
 def require_any(context: Context, task_ids: Sequence[str]) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 from airflow.models.connection import Connection
@@ -15,6 +13,7 @@ from airflow.sdk.configuration import clear_secrets_backends_cache
 from llm_pipeline_airflow import connections
 from llm_pipeline_airflow.connections import fetch_secrets
 from llm_pipeline_airflow.operators import StageOperator
+from one_token_hub import KEY, hub
 from pydantic import ValidationError
 
 from llm_pipeline.base.errors import ConfigError
@@ -24,7 +23,6 @@ from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.operations.doctor import secret_sources
 from llm_pipeline.runners.stage_environment import secret_connections
 
-KEY = "k3y-that-nobody-sees"
 ENDPOINT = Endpoint(
     url="http://10.0.0.1:8000", openai_model="llm", api_key_variable="VLLM_TEST_KEY", api_key_connection="vllm"
 )
@@ -47,27 +45,14 @@ def test_a_connections_password_is_the_servers_key(caplog: pytest.LogCaptureFixt
     assert KEY not in caplog.text
 
 
-class Hub(BaseHTTPRequestHandler):
-    """Knows one token."""
-
-    def do_GET(self) -> None:
-        known = self.headers.get("Authorization") == f"Bearer {KEY}"
-        self.send_response(200 if known else 401)
-        self.end_headers()
-        self.wfile.write(b'{"name": "anna"}' if known else b"{}")
-
-
 def test_the_test_button_says_whether_hub_and_store_take_the_secret(monkeypatch: pytest.MonkeyPatch, s3) -> None:
     def tested(conn_type: str, **fields: str) -> tuple[bool, str]:
         monkeypatch.setenv("AIRFLOW_CONN_HERE", json.dumps({"conn_type": conn_type, **fields}))  # as the button does
         return Connection(conn_id="here", conn_type=conn_type).test_connection()
 
-    with HTTPServer(("127.0.0.1", 0), Hub) as hub:
-        Thread(target=hub.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{hub.server_port}"
+    with hub() as url:
         assert tested("llm_hub", host=url, password=KEY) == (True, "the token is that of anna")
         assert tested("llm_hub", host=url, password="another")[0] is False
-        hub.shutdown()
     keys = {"host": s3.endpoint, "login": "test-access-key", "password": "test-secret-key"}
     bucket = s3.bucket()
     assert tested("llm_store", schema=bucket, **keys) == (True, f"the key may list {bucket}")

@@ -1,4 +1,4 @@
-"""The pages in a real browser, in a real Airflow whose address has a path: links, keyboard, dark and narrow screens."""
+"""What people click in a real browser, in a real Airflow whose address has a path: our pages, and our connections."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from one_token_hub import KEY, hub
 from real_airflow import until
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -20,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from store_history import GO, NO_GO, History
 
 from llm_pipeline.demo import local_airflow
-from llm_pipeline.demo.local_airflow import AirflowAccess
+from llm_pipeline.demo.local_airflow import AirflowAccess, AirflowClient
 from llm_pipeline.demo.screenshots import Browser, _log_in
 
 pytestmark = [
@@ -67,6 +68,7 @@ def site(tmp_path_factory, make_project, empty_database) -> Iterator[Site]:
     environment = local_airflow._environment(home, PORT, project.config.parent)
     url = f"http://127.0.0.1:{PORT}/airflow"
     environment |= {"AIRFLOW__API__BASE_URL": url, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment["AIRFLOW__CORE__TEST_CONNECTION"] = "Enabled"
     with (root / "log").open("w") as log:
         command = [sys.executable, "-m", "airflow", "api-server"]
         server = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
@@ -126,6 +128,7 @@ def pages(site: Site) -> dict[str, str]:
         "releases": "All releases",
         f"compare?release={first}&release={second}": "Gates",
         "releases?text=nothing": "What serves where",
+        "dags/release__tiny/runs/none/report": "No report yet",
     }
 
 
@@ -154,3 +157,21 @@ def test_on_a_narrow_screen_only_tables_scroll_and_texts_are_legible_in_light_an
             assert min(await browser.evaluate(CONTRASTS)) >= 4.5
 
     browse(site, visit, width=390)
+
+
+@pytest.mark.parametrize(("token", "shown"), [(KEY, "the token is that of anna"), ("other", "Test Connection Failed")])
+def test_the_button_beside_a_connection_says_whether_the_hub_takes_its_token(site, token, shown):
+    with hub() as url, AirflowClient(site.access) as client:
+        fields = {"connection_id": "the_hub", "conn_type": "llm_hub", "host": url, "password": token}
+        client._call("POST", "/api/v2/connections", json=fields)
+
+        async def visit(browser: Browser) -> None:
+            await browser.open(f"{site.access.url}/connections")
+            await browser.wait_for("(document.body?.innerText ?? '').includes('the_hub')", "the connection")
+            await browser.click("Test Connection")
+            await browser.wait_for(f"document.body.innerText.includes({shown!r})", shown)
+
+        try:
+            browse(site, visit)
+        finally:
+            client._send("DELETE", "/api/v2/connections/the_hub")

@@ -123,9 +123,30 @@ def test_a_cleared_task_keeps_its_place(workers, airflow_database):
     assert placed(run_id) == before
 
 
+def test_a_label_is_the_item_from_the_start_and_again_after_a_clear(project, airflow_database):
+    """`small · GO` of an earlier try would stay where Airflow itself ends the next one, as upstream_failed, say."""
+    run_id = created(release_dag(project.config))
+    shown = labels(run_id)
+    assert (shown["recipes_1.accuracy", 0], shown["promotion_2.canary_5", 0]) == ("small", "cpu-b")
+    assert [shown["targets.build", index] for index in (0, 1)] == ["cpu-a", "cpu-b"]
+    assert shown["resolve", -1] is None
+    with settings.Session() as session:
+        for ti in session.scalars(instances(run_id)):
+            ti.state, ti._rendered_map_index = "success", "an earlier try · GO"
+        session.flush()
+        clear_task_instances(list(session.scalars(instances(run_id))), session)
+        session.commit()
+    assert labels(run_id) == shown
+
+
+def labels(run_id: str) -> dict[tuple[str, int], str | None]:
+    with settings.Session() as session:
+        return {(ti.task_id, ti.map_index): ti._rendered_map_index for ti in session.scalars(instances(run_id))}
+
+
 def test_a_deployment_that_names_no_workers_changes_nothing(project):
     for task in release_dag(project.config).task_dict.values():
-        assert (task.queue, task.pool, task.pool_slots, task.executor_config) == (*DEFAULT, {})
+        assert (task.queue, task.pool, task.pool_slots) == DEFAULT
 
 
 def test_workers_of_a_target_without_a_place_are_refused(project):

@@ -173,6 +173,31 @@ def test_who_approved_on_the_command_line_is_not_asked_again(
     assert standing(flow_of(project)).asked_at is None
 
 
+def test_who_answers_on_the_command_line_may_refuse_a_target(
+    tmp_path, make_project, in_process, capsys, monkeypatch
+) -> None:
+    project = make_project(tmp_path, approval=True)
+    project.script()
+    monkeypatch.setenv("LLM_PIPELINE_DEPLOYMENT", str(project.root / "configs/deployments/here.yaml"))
+
+    def approve(request) -> None:
+        if (request.stage, request.subject) == ("staging_down", "cpu-b"):
+            assert main(["approve", "tiny", "--target", "cpu-c"]) == 4
+            assert main(["approve", "tiny", "--target", "cpu-b"]) == 0
+
+    in_process.before, in_process.ran = approve, []
+    try:
+        assert LocalRun(project.config, approve=lambda _: None).run() is Verdict.GO
+    finally:
+        in_process.before = lambda _request: None
+    said = capsys.readouterr()
+    assert "nobody is asked about cpu-c -> it is about cpu-a, cpu-b" in said.err
+    assert f"approved: {RELEASE} on cpu-b\n" in said.out
+    moved = [subject for stage, subject in in_process.ran if stage in ("canary", "settle")]
+    assert moved == ["cpu-b:5", "cpu-b:100", "cpu-b"], "cpu-a comes first, and is left as it is"
+    assert not [stage for stage, _ in in_process.ran if stage == "rollback"]
+
+
 @pytest.fixture
 def task(released, flow, monkeypatch) -> QuestionOperator:
     forget(flow)

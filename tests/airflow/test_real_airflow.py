@@ -95,8 +95,16 @@ class Run:
         until(ended, 900, look_seconds=2)
         return self.client.run_state(self.dag_id, self.run_id)
 
+    @property
+    def path(self) -> str:
+        return f"/api/v2/dags/{self.dag_id}/dagRuns/{self.run_id}"
+
+    @property
+    def note(self) -> str:
+        return self.client._call("GET", self.path)["note"]
+
     def _path(self, task_id: str, index: int) -> str:
-        return f"/api/v2/dags/{self.dag_id}/dagRuns/{self.run_id}/taskInstances/{task_id}/{index}"
+        return f"{self.path}/taskInstances/{task_id}/{index}"
 
 
 def trigger(client: AirflowClient, dag_id: str) -> Run:
@@ -219,20 +227,26 @@ def test_a_release_of_two_targets_settles(client, release, real_airflow):
     require_pages(real_airflow, run, '<td class="GO">GO</td><td>settle cpu-')
 
 
-def test_a_run_that_a_person_marked_failed_is_failed_and_everybody_is_told(client, release, real_airflow, tmp_path):
+def test_a_run_that_a_person_marked_failed_is_failed_also_while_it_was_queued_and_everybody_is_told(
+    client, release, real_airflow, tmp_path
+):
     forget_what_was_computed(release)
     marker = tmp_path / "started"
     release.script(**{"quantize/small": {"seconds": 300, "file": str(marker)}})
-    run = trigger(client, DAG_OF_ONE_TARGET)
+    run, queued = trigger(client, DAG_OF_ONE_TARGET), trigger(client, DAG_OF_ONE_TARGET)
     until(lambda: started(marker))
-    client._call("PATCH", f"/api/v2/dags/{run.dag_id}/dagRuns/{run.run_id}", json={"state": "failed"})
+    for one, told in ((queued, {}), (run, {"note": "It took too long."})):
+        client._call("PATCH", one.path, json={"state": "failed", **told})
+    assert client.run_state(queued.dag_id, queued.run_id) == "failed", "it has no task that could fail"
+    assert re.fullmatch(r"Marked as failed by admin, 20.* UTC", queued.note)
+    assert re.fullmatch(r"It took too long\.\n\nMarked as failed by admin, 20.* UTC", run.note)
     until(lambda: run.task("give_back", -1).state not in (None, "running", "scheduled", "queued"), look_seconds=1)
     assert until(lambda: client.run_state(run.dag_id, run.run_id) in ("success", "failed"))
     assert client.run_state(run.dag_id, run.run_id) == "failed"
     admin = real_airflow.token("admin")
     listed = httpx.get(f"{real_airflow.access.url}/llm-pipeline/releases?state=ended", headers=admin).text
     assert '<td class="ended">ended</td>' in listed
-    assert "run: ended by a person in Airflow" in listed
+    assert "run: ended by admin" in listed
 
 
 def require_pages(real_airflow, run: Run, row: str) -> None:
