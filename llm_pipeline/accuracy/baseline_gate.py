@@ -157,7 +157,8 @@ def _expected_fact(task: TaskScores, expected: ExpectedScore) -> Evidence:
     elif bounds.lower > expected.maximum:
         verdict, limit = Verdict.ANOMALOUS, expected.maximum
         detail += " Answers leaked, this is another model, or the range was measured with other prompts or settings."
-    return bounded_fact(f"score, {task.name}", verdict, bounds, limit, len(task.scored), detail)
+    name, items = f"score, {task.name}", len(task.scored)
+    return bounded_fact(name, verdict, bounds, limit, items, detail, confidence=CONFIDENCE)
 
 
 def _guessing_fact(task: TaskScores, chance: float) -> Evidence:
@@ -171,7 +172,8 @@ def _guessing_fact(task: TaskScores, chance: float) -> Evidence:
     elif p_value >= GUESSING_LEVEL:
         verdict = Verdict.INCONCLUSIVE
         detail += " More items would decide; if the task is too hard for this model, leave it out."
-    return bounded_fact(f"better than guessing, {task.name}", verdict, task.bounds, chance, len(task.scored), detail)
+    name, items = f"better than guessing, {task.name}", len(task.scored)
+    return bounded_fact(name, verdict, task.bounds, chance, items, detail, confidence=CONFIDENCE)
 
 
 def _loss_since(task: TaskScores, before: Sequence[ScoredItem]) -> Evidence | None:
@@ -191,8 +193,10 @@ def _loss_since(task: TaskScores, before: Sequence[ScoredItem]) -> Evidence | No
     if lost:
         detail += f" If this revision is meant to score less, state baseline.expected for {task.name}."
     verdict = Verdict.ANOMALOUS if lost else Verdict.GO
-    name = f"loss since production, {task.name}"
-    return bounded_fact(name, verdict, bounds, LOSS_SINCE_PRODUCTION, len(pairs.items), detail)
+    name, items = f"loss since production, {task.name}", len(pairs.items)
+    return bounded_fact(
+        name, verdict, bounds, LOSS_SINCE_PRODUCTION, items, detail, confidence=CONFIDENCE, unit="fraction lost"
+    )
 
 
 def _nothing(name: str, detail: str) -> Evidence:

@@ -509,17 +509,27 @@ def _fact(pairs: TaskPairs, part: PairedAccuracy, margin: float, verdict: Verdic
         detail += " Quantization does not make models this much better: look for leaked answers or a broken baseline."
     elif verdict is Verdict.INCONCLUSIVE:
         detail += f" {_undecided(pairs, margin, policy)}"
-    return bounded_fact(name, verdict, part.loss, margin, part.pairs, detail, unit="fraction lost")
+    return bounded_fact(
+        name, verdict, part.loss, margin, part.pairs, detail, confidence=policy.confidence, unit="fraction lost"
+    )
 
 
 def bounded_fact(  # noqa: PLR0917
-    name: str, verdict: Verdict, bounds: Bounds, limit: float, samples: int, detail: str, *, unit: str = "fraction"
+    name: str,
+    verdict: Verdict,
+    bounds: Bounds,
+    limit: float,
+    samples: int,
+    detail: str,
+    *,
+    confidence: float,
+    unit: str = "fraction",
 ) -> Evidence:
     """Evidence of a share between its bounds."""
     measured, lower, upper = bounds.estimate, bounds.lower, bounds.upper
     return Evidence(
-        name=name, verdict=verdict, measured=measured, lower=lower, upper=upper, limit=limit, unit=unit,
-        samples=samples, detail=detail,
+        name=name, verdict=verdict, measured=measured, lower=lower, upper=upper, confidence=confidence, limit=limit,
+        unit=unit, samples=samples, detail=detail,
     )  # fmt: skip
 
 

@@ -81,9 +81,11 @@ class PipelineError(Exception):
         super().__init__(self.message)
 
     def __str__(self) -> str:
-        place = f"{self.where}: " if self.where else ""
+        """The reason first, and last where it happened; a mistake in a file stands behind its place, as in compilers."""
         advice = f" -> {self.hint}" if self.hint else ""
-        return f"{place}{self.message}{advice}"
+        if self.where and isinstance(self, ConfigError):
+            return f"{self.where}: {self.message}{advice}"
+        return f"{self.message}{advice}{f' [{self.where}]' if self.where else ''}"
 
     @property
     def kind(self) -> str:

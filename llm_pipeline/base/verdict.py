@@ -43,6 +43,7 @@ class Evidence(Frozen):
         measured: The point estimate, in `unit`; None when there is no data.
         lower: Lower confidence bound of `measured`, if one was computed.
         upper: Upper confidence bound of `measured`, if one was computed.
+        confidence: Of each of these bounds, which are one-sided.
         limit: What it was compared with, in `unit`.
         unit: Unit of the four numbers, e.g. "ms", "fraction", "requests".
         samples: How many observations stand behind it.
@@ -54,6 +55,7 @@ class Evidence(Frozen):
     measured: float | None = None
     lower: float | None = None
     upper: float | None = None
+    confidence: float | None = None
     limit: float | None = None
     unit: str = ""
     samples: int = 0

@@ -151,6 +151,7 @@ def compare(
                 measured=ratio,
                 lower=lower,
                 upper=upper,
+                confidence=policy.confidence,
                 limit=limit,
                 unit="ratio",
                 samples=len(pairs),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from llm_pipeline.base.quantities import byte_size, measure
 from llm_pipeline.base.text_table import aligned, underlined
@@ -13,6 +13,7 @@ from llm_pipeline.release.contract import StageResult
 
 WIDTH = 120
 """Columns of a line of the log."""
+_LEAST_NAME = 20
 _HEADINGS = ("fact", "verdict", "measured", "bounds", "limit", "n")
 _LOAD_FIGURES = {
     "confirmed_rate_per_second": "{:.3g} requests/s confirmed",
@@ -30,7 +31,7 @@ def log_table(judgement: Judgement) -> str:
     """The verdict and its evidence, as one log record: the first sentence of the summary, and its figures below."""
     opening = one_line(judgement.summary).partition(". ")[0].rstrip(".")
     lines = textwrap.wrap(f"{judgement.verdict.value}: {opening}{judgement.verdict.see}", WIDTH)
-    lines += underlined(_HEADINGS, [tuple(map(one_line, _row(fact))) for fact in judgement.evidence])
+    lines += underlined(_HEADINGS, list(_fitted([tuple(map(one_line, _row(fact))) for fact in judgement.evidence])))
     for fact in judgement.evidence:
         if fact.detail and fact.verdict is not Verdict.GO:
             lines += textwrap.wrap(one_line(f"{fact.name}: {fact.detail}"), WIDTH, subsequent_indent="  ")
@@ -74,12 +75,29 @@ def _load_figures(result: StageResult) -> str:
 def _row(fact: Evidence) -> tuple[str, ...]:
     measured = "no data" if fact.measured is None else measure(fact.measured, fact.unit)
     limit = "" if fact.limit is None else measure(fact.limit, fact.unit)
-    bounds = ""
-    if fact.lower is not None or fact.upper is not None:
-        unit = fact.unit if fact.unit in ("fraction", "fraction lost", "bytes") else ""
-        lower, upper = (None if bound is None else measure(bound, unit) for bound in (fact.lower, fact.upper))
-        bounds = f"{lower} to {upper}" if lower and upper else f"from {lower}" if lower else f"up to {upper}"
-    return (fact.name, fact.verdict.value, measured, bounds, limit, f"{fact.samples:,}")
+    return (fact.name, fact.verdict.value, measured, bounds_in_words(fact), limit, f"{fact.samples:,}")
+
+
+def bounds_in_words(fact: Evidence) -> str:
+    """The bounds of a fact with their confidence, wherever they are shown: `+0.4 to +1.2 points at 95 %`."""
+    if fact.lower is None and fact.upper is None:
+        return ""
+    lower, upper = (None if bound is None else measure(bound, fact.unit) for bound in (fact.lower, fact.upper))
+    told = f"from {lower}" if upper is None else f"up to {upper}"
+    if lower is not None and upper is not None:
+        number, _, unit = lower.partition(" ")
+        told = f"{number if upper.endswith(f' {unit}') else lower} to {upper}"
+    return told if fact.confidence is None else f"{told} at {100 * fact.confidence:g} %"
+
+
+def _fitted(rows: Sequence[tuple[str, ...]]) -> Iterator[tuple[str, ...]]:
+    """The rows, of which the first cell goes on in further rows where a line of the log would be too long."""
+    others = [max(map(len, column)) for column in list(zip(_HEADINGS, *rows, strict=True))[1:]]
+    width = max(WIDTH - sum(others) - 2 * len(others), _LEAST_NAME)
+    for name, *cells in rows:
+        first, *more = textwrap.wrap(name, width, subsequent_indent="  ") or [""]
+        yield (first, *cells)
+        yield from ((part, *("" for _ in cells)) for part in more)
 
 
 def _metric(name: str, value: object) -> str:

@@ -215,6 +215,7 @@ class _Collector:
             failures=failures,
             gates=self._gates(),
             margin=record.release.policy.accuracy.margin,
+            confidence=record.release.policy.accuracy.confidence,
             published_bytes=published,
             trials=trials,
             candidates=tried,

@@ -11,6 +11,7 @@ from llm_pipeline.base.quantities import byte_size, duration, measure, points
 from llm_pipeline.base.untrusted_text import several_lines
 from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.loadtest.findings import findings, rates_in_words
+from llm_pipeline.release.evidence_text import bounds_in_words
 from llm_pipeline.reporting.accuracy_plot import pareto_points, plot_accuracy, plot_pareto
 from llm_pipeline.reporting.canary_plot import e_value, plot_canary, plot_evidence
 from llm_pipeline.reporting.failures import advice, failure_in_words
@@ -39,7 +40,7 @@ def render_report(data: ReportData) -> str:
         points=points,
         limit=_limit,
         measured=_measured,
-        bounds=_bounds,
+        bounds=bounds_in_words,
         slug=_slug,
         stage_label=stage_label,
         share=_share,
@@ -88,12 +89,6 @@ def _clock(seconds: float) -> str:
 
 def _measured(fact: Evidence) -> str:
     return measure(fact.measured, fact.unit)
-
-
-def _bounds(fact: Evidence) -> str:
-    if fact.lower is None and fact.upper is None:
-        return ""
-    return f"{measure(fact.lower, fact.unit)} to {measure(fact.upper, fact.unit)}"
 
 
 def _limit(fact: Evidence) -> str:

@@ -262,6 +262,7 @@ class ReportData(Frozen):
         title: The release config's name.
         recipe: In words: `recipe int4_awq`, or what became of the choice.
         margin: Accepted loss over all items, a fraction.
+        confidence: Of each bound of such a loss.
         published_bytes: Size of the checkpoint as published; None where it is not known.
         trials: Every recipe, the cheapest first.
         candidates: What a release by cost tried.
@@ -280,6 +281,7 @@ class ReportData(Frozen):
     failures: tuple[FailedStage, ...] = ()
     gates: tuple[Gate, ...] = ()
     margin: float = 0.0
+    confidence: float = 0.0
     published_bytes: int | None = None
     trials: tuple[Trial, ...] = ()
     candidates: tuple[CandidateRow, ...] = ()

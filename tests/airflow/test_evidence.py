@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,18 +21,25 @@ from poisoned_text import LONG_TEXT, poisoned_strings
 
 
 def test_the_log_has_the_verdict_once_and_its_facts_once_in_percent_and_points():
-    loss = {"measured": 0.2153, "lower": 0.1896, "upper": 0.2514, "limit": 0.015, "unit": "fraction lost"}
-    lost = Evidence(name="accuracy loss", verdict=Verdict.NO_GO, samples=1440, detail="342 lost, 32 gained.", **loss)
-    good = Evidence(name="good", verdict=Verdict.GO, measured=1.0, lower=0.9825, limit=0.95, unit="fraction", samples=9)
+    loss = {"measured": 0.2153, "lower": 0.1896, "upper": 0.2514, "confidence": 0.95, "limit": 0.015, "samples": 1440}
+    loss |= {"unit": "fraction lost", "detail": "342 lost, 32 gained."}
+    lost = Evidence(name="accuracy loss", verdict=Verdict.NO_GO, **loss)
+    share = {"measured": 1.0, "lower": 0.9825, "limit": 0.95, "unit": "fraction", "confidence": 0.98}
+    good = Evidence(name="good", verdict=Verdict.GO, samples=9, **share)
     assert log_table(judge("Worse than the margin. accuracy loss: +21.53 points", [lost, good])).splitlines() == [
         "NO_GO: Worse than the margin (docs/runbooks.md#no_go)",
-        "fact           verdict  measured       bounds                          limit         n",
-        "-------------  -------  -------------  ------------------------------  ------------  -----",
-        "accuracy loss  NO_GO    +21.53 points  +18.96 points to +25.14 points  +1.50 points  1,440",
-        "good           GO       100.00 %       from 98.25 %                    95.00 %       9",
+        "fact           verdict  measured       bounds                           limit         n",
+        "-------------  -------  -------------  -------------------------------  ------------  -----",
+        "accuracy loss  NO_GO    +21.53 points  +18.96 to +25.14 points at 95 %  +1.50 points  1,440",
+        "good           GO       100.00 %       from 98.25 % at 98 %             95.00 %       9",
         "accuracy loss: 342 lost, 32 gained.",
     ]
-    assert max(map(len, log_table(judge("word " * 99, [lost])).splitlines())) <= WIDTH
+    long = lost.model_copy(
+        update={"name": "loss since production, " + "a_task_of_many_words " * 9, "detail": "word " * 99}
+    )
+    told = log_table(judge("word " * 99, [long, good]))
+    assert max(map(len, told.splitlines())) <= WIDTH
+    assert told.count("a_task_of_many_words") == 18
 
 
 def test_the_log_table_is_one_record_of_aligned_columns():
@@ -40,10 +48,10 @@ def test_the_log_table_is_one_record_of_aligned_columns():
     table = log_table(judge("slower than allowed", [slow, unknown]))
     assert table.splitlines() == [
         "NO_GO: slower than allowed (docs/runbooks.md#no_go)",
-        "fact    verdict       measured  bounds    limit   n",
-        "------  ------------  --------  --------  ------  -",
-        "p99     NO_GO         120 ms    from 110  100 ms  9",
-        "errors  INCONCLUSIVE  no data                     0",
+        "fact    verdict       measured  bounds       limit   n",
+        "------  ------------  --------  -----------  ------  -",
+        "p99     NO_GO         120 ms    from 110 ms  100 ms  9",
+        "errors  INCONCLUSIVE  no data                        0",
     ]
 
 
@@ -75,7 +83,7 @@ def test_no_text_of_a_repository_or_a_server_makes_more_of_an_approval_than_text
         gate = result("load_test", judgement)
         assert rendered(markdown_table([gate])).count("td") == 4
         assert rendered(facts_table(judgement)).count("td") == 6
-        assert log_table(judgement).splitlines()[-3].startswith("fact")
+        assert sum(re.fullmatch(r"-+(  -+){5}", line) is not None for line in log_table(judgement).splitlines()) == 1
         model = SimpleNamespace(id="demo/tiny", commit="0" * 40)
         flow = SimpleNamespace(
             record=SimpleNamespace(release_id="r1", model=model),

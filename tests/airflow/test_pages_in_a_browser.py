@@ -169,7 +169,9 @@ def test_the_button_beside_a_connection_says_whether_the_hub_takes_its_token(sit
             await browser.open(f"{site.access.url}/connections")
             await browser.wait_for("(document.body?.innerText ?? '').includes('the_hub')", "the connection")
             await browser.click("Test Connection")
-            await browser.wait_for(f"document.body.innerText.includes({shown!r})", shown)
+            told = "document.querySelector('[data-scope=toast]')?.innerText"
+            await browser.wait_for(f"!!{told}", "the answer")
+            assert shown in await browser.evaluate(told)
 
         try:
             browse(site, visit)
