@@ -18,11 +18,6 @@ def checkpoint(tmp_path):
     return directory
 
 
-def test_what_a_library_makes_of_a_sound_directory_comes_back(checkpoint):
-    (checkpoint / "config.json").write_text("{}")
-    assert load_confined(checkpoint, (checkpoint / "config.json").read_text) == "{}"
-
-
 def test_temporary_files_are_made_where_they_can_be_read_again(checkpoint, tmp_path):
     def load():
         with tempfile.NamedTemporaryFile("w+") as file:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from llm_pipeline import __version__
 from llm_pipeline.base.errors import ExitCode
 from llm_pipeline.cli import _parser, main
 from llm_pipeline.cli.editing import FOLDERS
@@ -97,19 +96,6 @@ def test_every_argument_says_what_it_is():
     assert silent == []
 
 
-def test_names_keep_their_capitals_in_help(capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit):
-        main(["render-args", "--help"])
-    assert "Render targets' LLM args" in capsys.readouterr().out
-
-
-def test_plan_prints_json_for_programs(capsys: pytest.CaptureFixture[str]):
-    assert main(["plan", "--json", str(REAL)]) == 0
-    plan = json.loads(capsys.readouterr().out)
-    assert plan["release"] == "llama-3.1-8b-instruct"
-    assert [target["name"] for target in plan["targets"]] == ["h100", "h200", "l40s"]
-
-
 def test_a_run_may_have_some_of_the_configs_targets_and_no_others(configs: Path, capsys: pytest.CaptureFixture[str]):
     some = ["--target", "h200", "--target", "h100", "--recipe", "fp8_chat", "--strategy", "every", "--revision", "v2"]
     assert main(["plan", *some, str(REAL)]) == 0
@@ -138,15 +124,6 @@ def test_a_mistake_in_a_config_ends_with_4_and_one_error_without_a_traceback(con
         )
 
 
-def test_a_refused_combination_ends_with_4(configs: Path):
-    path = configs / "targets" / "h100.yaml"
-    path.write_text(path.read_text().replace("engine: tensorrt_llm_llmapi", "engine: openvino_cpu"))
-    done = run_cli("plan", str(configs / "releases" / REAL.name))
-    assert done.returncode == 4
-    assert "on target h100: engine openvino_cpu does not run on a GPU -> engine: tensorrt_llm_llmapi" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_a_missing_file_of_this_directory_is_told_what_the_directory_has(tmp_path, monkeypatch, capsys):
     (tmp_path / "other.yaml").write_text("{}")
     monkeypatch.chdir(tmp_path)
@@ -167,20 +144,6 @@ def test_a_missing_config_ends_with_4_and_says_what_there_is(capsys: pytest.Capt
     error = capsys.readouterr().err
     assert "llama.yaml: no such file" in error
     assert "llama-3.1-8b-instruct" in error
-
-
-def test_a_bad_run_starts_and_writes_nothing(configs: Path):
-    path = configs / "releases" / "demo.yaml"
-    path.write_text(path.read_text() + "unknown: 1\n")
-    assert run_cli("run", str(path)).returncode == 4
-    assert sorted(entry.name for entry in configs.parent.iterdir()) == ["configs"]
-
-
-def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit) as ended:
-        main(["--version"])
-    assert ended.value.code == 0
-    assert capsys.readouterr().out.strip() == __version__
 
 
 @pytest.mark.parametrize("arguments", [["plan"], ["plna", "x.yaml"], ["run", "x.yaml", "--approve", "--reject"]])
@@ -210,21 +173,6 @@ def test_an_empty_argument_is_no_argument_left_out(arguments: list[str], capsys:
         main(arguments)
     assert ended.value.code == 4
     assert "an argument is empty: is a variable of the shell not set?" in capsys.readouterr().err
-
-
-def test_a_pause_may_have_an_empty_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    (tmp_path / "here.yaml").write_text(LOCAL)
-    assert main(["pause", "cpu", "--reason", "", "-d", str(tmp_path / "here.yaml")]) == 4
-    assert "no place" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("seconds", ["nan", "inf", "-1", "1e400", "soon"])
-def test_a_wait_is_a_number_of_seconds(seconds: str, capsys: pytest.CaptureFixture[str]):
-    for arguments in (["stop", "--drain", seconds], ["plan", "x.yaml", f"--store-seconds={seconds}"]):
-        with pytest.raises(SystemExit) as ended:
-            main(arguments)
-        assert ended.value.code == 4
-        assert "seconds" in capsys.readouterr().err
 
 
 LOCAL = "store: store\nwork_root: w\nstate_root: s\nenvironments: {}\ntriton_home: t\n"
@@ -314,16 +262,6 @@ def test_the_fields_of_a_folders_files_are_told_in_words(capsys: pytest.CaptureF
     assert "`gpu_hour_prices`" in capsys.readouterr().out
 
 
-def test_a_target_without_llm_args_is_told_so(capsys: pytest.CaptureFixture[str]):
-    assert main(["render-args", str(ROOT / "configs/targets/cpu.yaml")]) == ExitCode.BAD_INPUT
-    assert "LLM args are TensorRT-LLM's, and this target of openvino_cpu" in capsys.readouterr().err
-
-
-def test_a_schema_must_be_named(capsys: pytest.CaptureFixture[str]):
-    assert main(["schema"]) == ExitCode.BAD_INPUT
-    assert "--output DIR" in capsys.readouterr().err
-
-
 def test_a_shell_completes_commands_and_options(tmp_path: Path):
     for line, expected in {
         "llm-pipeline ver": {"verify"},
@@ -337,9 +275,3 @@ def test_a_shell_completes_commands_and_options(tmp_path: Path):
                        "COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_TYPE": "9"}  # fmt: skip
         subprocess.run([sys.executable, "-m", "llm_pipeline"], env=os.environ | environment, check=True)
         assert set(answer.read_text().split()) == expected
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_shell_is_given_what_it_runs(shell: str, capsys: pytest.CaptureFixture[str]):
-    assert main(["completion", shell]) == ExitCode.GO
-    assert "llm-pipeline" in capsys.readouterr().out

@@ -20,7 +20,6 @@ import pytest
 
 from llm_pipeline.base.entry import ArgumentParser, entry_point
 from llm_pipeline.base.errors import ConfigError, ExitCode, Transient
-from llm_pipeline.cli import main as command_line
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "llm_pipeline"
@@ -128,26 +127,6 @@ def test_stdout_that_nobody_reads_any_more_is_no_error(monkeypatch: pytest.Monke
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def test_stdout_that_is_closed_is_infrastructure() -> None:
-    done = run(_SAYS_MUCH.format(body='sys.stdout.write("x")'), stdout=None, preexec_fn=lambda: os.close(1))
-    assert done.returncode == ExitCode.INFRASTRUCTURE
-    assert done.stderr.startswith("error: stdout is closed -> redirect it to a file")
-    assert len(done.stderr.splitlines()) == 1
-
-
-@pytest.mark.parametrize(("settings", "code"), [({"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, 4), ({}, 0)])
-def test_a_locale_that_garbles_file_names_is_refused(settings: dict[str, str], code: int) -> None:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "PYTHONUTF8"))}
-    done = subprocess.run(
-        [sys.executable, "-m", "llm_pipeline", "formats"],
-        env=inherited | {"LC_ALL": "C"} | settings, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == code
-    if code:
-        assert done.stderr.startswith("error: this locale has Python read files as ascii -> set PYTHONUTF8=1")
-        assert len(done.stderr.splitlines()) == 1
-
-
 def test_termination_ends_the_blocks_of_a_command_and_is_told_from_an_interruption(tmp_path: Path) -> None:
     code = (
         "import sys, time; from llm_pipeline.cli import main, store\n"
@@ -174,15 +153,6 @@ def programs() -> Iterator[tuple[str, Any]]:
 
 
 PROGRAMS = dict(programs())
-
-
-def test_the_programs_are_known() -> None:
-    assert {
-        "llm_pipeline.__main__",
-        "llm_pipeline.demo.__main__",
-        "llm_pipeline.adapters.tensorrt_llm.llmapi_smoke",
-    } <= set(PROGRAMS)
-    assert len(PROGRAMS) >= 12
 
 
 @pytest.mark.parametrize("module", PROGRAMS)
@@ -223,14 +193,3 @@ def test_an_exception_that_nobody_expected_ends_every_program_with_5_and_a_trace
     told = "error: RuntimeError: cannot reach https://***@hub.example -> see the traceback in the log"
     assert error.endswith(f"{told} (docs/runbooks.md#internalerror)\n")
     assert "hunter2" not in error
-
-
-@pytest.mark.parametrize(
-    "command",
-    ["plan", "ls", "show", "verify", "diff", "report", "gc", "claims", "guard", "doctor", "formats"],
-)
-def test_a_usage_error_of_a_command_is_bad_input(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        command_line([command, "--no-such-option"])
-    assert ended.value.code == ExitCode.BAD_INPUT
-    assert "usage: llm-pipeline" in capsys.readouterr().err

@@ -5,14 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
-import tomllib
 import urllib.error
-from pathlib import Path
 
 import pytest
 
 from llm_pipeline.base.errors import (
-    ConfigError,
     ExitCode,
     InternalError,
     MissingPackage,
@@ -21,9 +18,7 @@ from llm_pipeline.base.errors import (
     as_pipeline_error,
     traceback_of,
 )
-from llm_pipeline.base.optional_packages import EXTRAS
 
-ROOT = Path(__file__).parents[1]
 MACHINE_TROUBLES = [
     "EACCES",
     "ECONNREFUSED",
@@ -98,16 +93,6 @@ def test_everything_else_is_a_fault_that_is_not_tried_again(raised: Exception) -
     assert "traceback" in error.hint
 
 
-def test_an_error_of_ours_stays_what_it_is() -> None:
-    error = ConfigError("wrong", where="release.yaml:3")
-    assert as_pipeline_error(error, where="elsewhere") is error
-
-
-def test_a_group_of_exceptions_is_what_its_first_one_is() -> None:
-    first = ConfigError("wrong")
-    assert as_pipeline_error(ExceptionGroup("two tasks", [ExceptionGroup("one", [first]), ValueError()])) is first
-
-
 @pytest.mark.parametrize(
     ("module", "extra"),
     [
@@ -128,11 +113,6 @@ def test_an_optional_package_that_is_missing_is_bad_input_and_the_extra_is_named
     assert error.exit_code == ExitCode.BAD_INPUT
     assert module.partition(".")[0] in error.message
     assert error.hint == f"pip install 'llm-pipeline[{extra}]'"
-
-
-def test_the_table_names_the_extras_that_the_package_has() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert set(EXTRAS) == set(project["optional-dependencies"]) - {"development"}
 
 
 def test_credentials_in_the_text_of_an_exception_are_in_neither_the_error_nor_its_traceback() -> None:

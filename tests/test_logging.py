@@ -12,11 +12,9 @@ from llm_pipeline.base.errors import Terminal
 from llm_pipeline.base.logging import (
     Lines,
     LogRelay,
-    ReadableFormatter,
     clean_records,
     get_logger,
     write_json_lines,
-    write_readable_lines,
 )
 from llm_pipeline.base.progress import Progress
 
@@ -134,15 +132,6 @@ def test_a_record_is_one_line_from_the_stage_to_the_reader(stage: io.StringIO, p
     assert parent.levels[:2] == ["INFO", "WARNING"]
 
 
-def test_people_read_one_line_a_record_also_without_a_stage() -> None:
-    stream = io.StringIO()
-    write_readable_lines(logging.StreamHandler(stream))
-    for text in ALL:
-        log.info("loads %s", text, model_type=text)
-    assert len(stream.getvalue().splitlines()) == len(ALL)
-    assert "\x1b" not in stream.getvalue()
-
-
 def test_only_tables_and_errors_have_lines_and_all_but_the_first_are_marked(stage: io.StringIO, parent: Kept) -> None:
     log.info("%s", Lines("\na  b\n1  2"))
     log.error("%s", Terminal(f"no start:\n{GO}"))
@@ -193,17 +182,6 @@ def test_progress_and_tables_are_for_people_and_the_rest_of_a_stage_is_not(stage
     assert table.splitlines() == ["scores:", "  | task  score", "  | sums  29 %"]
 
 
-def test_a_line_of_ours_that_a_tool_spoiled_is_shown_as_output(parent: Kept) -> None:
-    relay = LogRelay(logging.getLogger("parent"))
-    for line in (
-        '{"mark": "m", "level": [], "event": 1}',
-        '{"mark": "m", "level": "INFO", "event": "x", "fields": 3}',
-        "null",
-    ):
-        relay.relay(line)
-    assert all(text.startswith("| ") for text in parent.texts)
-
-
 def test_records_of_others_stay_as_they_are_where_only_ours_are_cleaned() -> None:
     clean_records(("llm_pipeline", "httpx"), with_traceback=True)
     stream = io.StringIO()
@@ -217,30 +195,3 @@ def test_records_of_others_stay_as_they_are_where_only_ours_are_cleaned() -> Non
         logging.getLogger("llm_pipeline.x").exception("failed")
     assert stream.getvalue().startswith("two\nlines x?a=b\ntwo\\nlines x?***\nfailed\n  | Traceback")
     assert not [line for line in stream.getvalue().splitlines() if line.startswith(GO)]
-
-
-def test_a_mistake_in_a_call_is_not_hidden(stage: io.StringIO) -> None:
-    with pytest.raises(TypeError, match="a real number is required"):  # pytest's own handler raises what others print
-        logging.getLogger("any").warning("%d", "no number")
-
-
-def test_a_megabyte_from_a_repository_makes_a_line_of_some_kilobytes(stage: io.StringIO) -> None:
-    log.info("loads %s", "\x1b[1m" * 250_000, model_type="![" * 500_000)
-    assert len(stage.getvalue().splitlines()) == 1
-    assert len(stage.getvalue()) < 50_000
-
-
-def test_cleaning_twice_changes_nothing() -> None:
-    stream = io.StringIO()
-    for _ in range(2):
-        write_readable_lines(logging.StreamHandler(stream))
-    log.info("100 %% of %s", "x\ny")
-    log.info("100 % of it")
-    assert stream.getvalue() == "100 % of x\\ny\n100 % of it\n"
-    assert isinstance(logging.getLogger().handlers[0].formatter, ReadableFormatter)
-
-
-def test_what_formatters_copy_of_a_record_is_clean_too() -> None:
-    clean_records(("llm_pipeline",))
-    record = logging.getLogger("llm_pipeline.x").makeRecord("llm_pipeline.x", logging.INFO, "f", 1, "a\n%s", (1,), None)
-    assert logging.makeLogRecord(record.__dict__).getMessage() == "a\\n1"  # as structlog's formatter does

@@ -17,7 +17,6 @@ from llm_pipeline.inspection import release_index
 from llm_pipeline.inspection.release_index import index_release, read_indexed, read_releases
 from llm_pipeline.release.changes import changed_releases, changing
 from llm_pipeline.release.record import release_record_name
-from llm_pipeline.retention import collect_garbage
 
 
 @pytest.fixture
@@ -44,12 +43,6 @@ def fold(history: History, release_id: str) -> None:
     assert release_id not in changed_releases(history.store)
 
 
-def test_what_is_read_does_not_grow_with_the_releases(history):
-    counting = Counting(history.store)
-    assert len(read_releases(counting).whole) == 3
-    assert counting.asked == {"list_documents": 1, "read_document": 1}
-
-
 def test_a_change_is_seen_at_once_and_costs_nothing_once_it_is_in_the_index(history):
     first = read_releases(history.store).whole[-1].row
     with changing(history.store, first.release_id):
@@ -59,13 +52,6 @@ def test_a_change_is_seen_at_once_and_costs_nothing_once_it_is_in_the_index(hist
     counting = Counting(history.store)
     assert read_releases(counting).whole[-1].row.verdict == "NO_GO"
     assert counting.asked["read_document"] == 1
-
-
-def test_a_new_release_is_shown_before_any_of_its_stages_has_ended(history):
-    history.pass_days(1)
-    with changing(history.store, "tiny-00000004-00000064"):
-        release_id = history.resolve(4)
-        assert says_what_the_records_say(history)[0] == release_id
 
 
 @pytest.mark.parametrize("when", ["before the change", "after the change"])
@@ -112,15 +98,6 @@ def test_an_index_that_is_missing_damaged_or_of_another_format_is_made_anew(hist
     counting = Counting(history.store)
     read_releases(counting)
     assert counting.asked["read_document"] == 1
-
-
-def test_a_release_that_was_removed_is_not_shown(history):
-    history.pass_days(30)
-    with changing(history.store, "tiny-00000005-00000064"):
-        last = history.release(5)
-    collect_garbage(history.deployment, delete=True, now=history.now)
-    assert says_what_the_records_say(history) == [last]
-    assert not changed_releases(history.store)
 
 
 def test_a_damaged_release_is_told_each_time_and_shown_once_it_is_mended(history):

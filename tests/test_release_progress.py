@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import sys
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -90,13 +90,6 @@ def test_a_canary_step_is_told_its_share_and_its_repository(store) -> None:
     assert request.inputs == {"repository": REPOSITORY}
 
 
-def test_all_canary_steps_of_one_run_know_the_same_run_and_the_next_run_is_another(store) -> None:
-    packaged(store)
-    runs = [canary(store, MORNING, percent).run for percent in ("5", "25", "100")]
-    assert runs == [MORNING.isoformat()] * 3
-    assert canary(store, MORNING + timedelta(seconds=1), "5").run not in ("", runs[0])
-
-
 def test_a_target_that_goes_to_another_place_is_served_judged_and_promoted_there(store) -> None:
     packaged(store)
     release = flow(store, MORNING, places={"cpu": "beside"})
@@ -120,19 +113,6 @@ def test_every_server_of_a_place_runs_models_in_the_places_own_environment(store
     for subject in (("staging", "cpu"), ("staging_down", "cpu"), ("canary", "cpu:25"), ("rollback", "cpu")):
         assert ReleaseProgress(store, moved).request(*subject).config["python"] == "/vllm/python"
         assert release.request(*subject).config["python"] == "/model/python"
-
-
-def test_reading_results_imports_no_stage_where_nothing_must_be_signed(store, monkeypatch) -> None:
-    packaged(store)
-    monkeypatch.setattr("llm_pipeline.release_progress.load_stage", None)
-    monkeypatch.setattr("llm_pipeline.release_progress.publishes", None)
-    release = ReleaseProgress(store, flow(store, MORNING).record, trusts_signed_only=True)
-    assert list(release.results()) == [("package", "cpu")]
-
-
-def test_a_canary_before_its_package_is_refused(store) -> None:
-    with pytest.raises(MissingResult, match="package cpu"):
-        flow(store, MORNING).request("canary", "cpu:5")
 
 
 def test_a_result_that_names_other_artifacts_is_damaged_and_told_by_its_document(store) -> None:
@@ -185,12 +165,6 @@ def test_a_recipe_is_passed_over_once_a_cheaper_one_passed_wherever_it_is_legal(
     assert two.passed_over("nowhere") == "nowhere is legal on no target"
 
 
-def test_a_verdict_on_another_checkpoint_passes_nothing(store) -> None:
-    judged(store, "int4", Verdict.GO, quantized_again=True)
-    assert climbing(store, cpu=("int4", "fp8")).passed_over("fp8") is None
-    assert climbing(store, cpu=("int4",)).request("choose", "cpu").config["attempts"] == []
-
-
 def test_a_target_chooses_from_its_own_ladder_errors_included(store) -> None:
     judged(store, "fp8", Verdict.GO)
     error = Unsupported("infeasible").to_document()
@@ -202,13 +176,6 @@ def test_a_target_chooses_from_its_own_ladder_errors_included(store) -> None:
         ("fp8", "GO", 7),
     ]
     assert attempts[0]["summary"] == "quantize failed: infeasible"
-
-
-def test_a_choice_is_told_which_recipe_quantizes_nothing(store) -> None:
-    judged(store, "none", Verdict.GO)
-    judged(store, "fp8", Verdict.NO_GO)
-    attempts = climbing(store, cpu=("fp8", "none")).request("choose", "cpu").config["attempts"]
-    assert {one["recipe"]: one["quantized"] for one in attempts} == {"fp8": True, "none": False}
 
 
 def test_a_target_without_a_recipe_builds_nothing(store) -> None:

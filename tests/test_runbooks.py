@@ -13,12 +13,8 @@ from llm_pipeline.base.entry import entry_point
 from llm_pipeline.base.errors import (
     RUNBOOKS_VARIABLE,
     ConfigError,
-    PipelineError,
     StageOutOfTime,
-    Terminal,
-    Transient,
     from_document,
-    runbook,
 )
 from llm_pipeline.base.verdict import Verdict
 
@@ -73,10 +69,6 @@ def is_raised(quote: str) -> bool:
     return all(part.strip(" :;,()") in texts() for part in quote.split("..."))
 
 
-def test_there_are_errors_to_look_for() -> None:
-    assert {"ConfigError", "BuildFailed", "NotOnTheHub", "PlaceTaken", "OutOfMemory"} <= types_of_errors()
-
-
 def test_every_type_of_error_and_every_verdict_but_go_has_a_section_and_nothing_else_has() -> None:
     assert set(sections()) == types_of_errors() | {verdict.value for verdict in Verdict if verdict is not Verdict.GO}
 
@@ -101,11 +93,6 @@ def test_an_error_of_a_stages_process_keeps_its_runbook() -> None:
     assert from_document(remote.to_document()).kind == "StageOutOfTime"
 
 
-def test_an_error_of_another_package_has_the_runbook_of_the_type_it_derives_from() -> None:
-    assert type("AcmeDown", (Transient,), {"__module__": "acme"})("gone").kind == "Transient"
-    assert type("_Private", (Terminal,), {"__module__": "llm_pipeline.anywhere"})("wrong").kind == "Terminal"
-
-
 def test_a_command_ends_with_the_runbook(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(RUNBOOKS_VARIABLE, raising=False)
 
@@ -115,17 +102,3 @@ def test_a_command_ends_with_the_runbook(capsys: pytest.CaptureFixture[str], mon
 
     main()
     assert capsys.readouterr().err == "error: no such key (docs/runbooks.md#configerror)\n"
-
-
-def test_a_verdict_is_told_with_its_runbook_unless_it_is_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(RUNBOOKS_VARIABLE, raising=False)
-    assert Verdict.GO.see == ""
-    assert Verdict.NO_GO.see == " (docs/runbooks.md#no_go)"
-
-
-def test_every_address_is_an_anchor_of_the_page() -> None:
-    headings = re.findall(r"^#+ (.+)$", (ROOT / "docs/runbooks.md").read_text(), re.MULTILINE)
-    anchors = {heading.lower().replace(" ", "-") for heading in headings}
-    names = [*types_of_errors(), *(verdict.value for verdict in Verdict if verdict is not Verdict.GO)]
-    assert not [name for name in names if runbook(name).partition("#")[2] not in anchors]
-    assert PipelineError.__name__ not in names

@@ -82,16 +82,6 @@ def test_what_is_refused_is_told_with_line_column_and_key(text: str, place: str,
     assert caught.value.exit_code is ExitCode.BAD_INPUT
 
 
-def test_bytes_that_are_not_utf_8_are_told_with_line_and_column():
-    with pytest.raises(ConfigError, match=r"^f:2: cannot be read: byte 0xff is not UTF-8 \(column 4\)"):
-        parse_yaml(b"a: 1\nb: \xff", where="f")
-
-
-def test_a_file_that_is_too_large_is_refused_before_it_is_parsed():
-    with pytest.raises(ConfigError, match="larger than 256 KiB"):
-        parse_yaml(b"[" * 300_000, where="f")
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [

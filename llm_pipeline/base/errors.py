@@ -81,7 +81,7 @@ class PipelineError(Exception):
         super().__init__(self.message)
 
     def __str__(self) -> str:
-        """The reason first, and last where it happened; a mistake in a file stands behind its place, as in compilers."""
+        """The reason first, and last where it happened; a mistake in a file follows its place, as with compilers."""
         advice = f" -> {self.hint}" if self.hint else ""
         if self.where and isinstance(self, ConfigError):
             return f"{self.where}: {self.message}{advice}"

@@ -1,6 +1,7 @@
 """Connection types for what a release talks to, with Airflow's "Test" button: the hub, and a store in S3.
 
-The deployment names such connections for its secrets (`airflow_connections:`); a stage gets them as variables.
+The deployment names such connections for its secrets (`airflow_connections:`); a stage gets them as variables. Their
+form has a port because the button of Airflow 3.3.2 answers "Bad Request" for a connection that has none.
 """
 
 from __future__ import annotations
@@ -8,6 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 from airflow.sdk import BaseHook
+
+_PORT = "443"
+
+
+def _endpoint(connection: Any) -> str | None:
+    """Its URL, with the port; None where no host is named."""
+    if not connection.host:
+        return None
+    return f"{connection.host}:{connection.port}" if connection.port else str(connection.host)
 
 
 class HubHook(BaseHook):
@@ -26,9 +36,9 @@ class HubHook(BaseHook):
     def get_ui_field_behaviour(cls) -> dict[str, Any]:
         """The form of the connection."""
         return {
-            "hidden_fields": ["schema", "port", "login", "extra"],
+            "hidden_fields": ["schema", "login", "extra"],
             "relabeling": {"host": "Endpoint", "password": "Token"},
-            "placeholders": {"host": "https://huggingface.co"},
+            "placeholders": {"host": "https://huggingface.co", "port": _PORT},
         }
 
     def test_connection(self) -> tuple[bool, str]:
@@ -37,7 +47,7 @@ class HubHook(BaseHook):
 
         connection: Any = self.get_connection(self.hub_conn_id)
         try:
-            who = HfApi(endpoint=connection.host or None, token=connection.password or False).whoami()
+            who = HfApi(endpoint=_endpoint(connection), token=connection.password or False).whoami()
         except Exception as error:  # noqa: BLE001 - whatever it is, it is what the button shows
             return False, str(error)
         return True, f"the token is that of {who['name']}"
@@ -59,9 +69,9 @@ class StoreHook(BaseHook):
     def get_ui_field_behaviour(cls) -> dict[str, Any]:
         """The form of the connection."""
         return {
-            "hidden_fields": ["port", "extra"],
+            "hidden_fields": ["extra"],
             "relabeling": {"host": "Endpoint", "schema": "Bucket", "login": "Key id", "password": "Secret key"},
-            "placeholders": {"host": "empty for AWS"},
+            "placeholders": {"host": "empty for AWS", "port": _PORT},
         }
 
     def test_connection(self) -> tuple[bool, str]:
@@ -71,7 +81,7 @@ class StoreHook(BaseHook):
         connection: Any = self.get_connection(self.store_conn_id)
         keys = {"aws_access_key_id": connection.login, "aws_secret_access_key": connection.password}
         try:
-            client = boto3.client("s3", endpoint_url=connection.host or None, **keys)
+            client = boto3.client("s3", endpoint_url=_endpoint(connection), **keys)
             client.list_objects_v2(Bucket=connection.schema, MaxKeys=1)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is what the button shows
             return False, str(error)

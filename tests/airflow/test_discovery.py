@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from llm_pipeline_airflow.deployment_dags import guard_dags, retention_dags, rol
 from llm_pipeline_airflow.discovery import check_release_configs, release_dags
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.config import loading as config_files
 from llm_pipeline.release import loading
 
 DAGS = Path(__file__).resolve().parents[2] / "dags"
@@ -119,10 +117,6 @@ def test_the_schedules_of_a_deployment_are_in_utc_whatever_airflows_zone_is(proj
     assert done.stdout.splitlines()[-1] == "CronTriggerTimetable UTC"
 
 
-def test_correct_configs_raise_nothing(project):
-    check_release_configs((project.config.parent,))
-
-
 def test_airflow_shows_the_mistake_as_an_import_error_of_a_file_without_dags(project, broken, monkeypatch):
     from airflow.dag_processing.dagbag import DagBag
 
@@ -169,22 +163,3 @@ def test_a_config_that_raises_anything_leaves_every_other_dag_alone(project, odd
         assert len(dags((releases,))) == 1
     assert "Traceback" in caplog.text
     assert "hunter2" not in caplog.text
-
-
-def test_a_file_that_many_releases_share_is_read_once_a_parse(project, monkeypatch):
-    for number in range(3):
-        project.config.with_name(f"more-{number}.yaml").write_text(project.config.read_text())
-    read: Counter[str] = Counter()
-    parse = config_files.parse_yaml
-
-    def counted(data: bytes, *, where: str):
-        read[Path(where).name] += 1
-        return parse(data, where=where)
-
-    monkeypatch.setattr(config_files, "parse_yaml", counted)
-    assert len(release_dags((project.config.parent,))) == 4
-    assert set(read.values()) == {1}
-    policy = project.root / "configs/policies/quick.yaml"
-    policy.write_text(policy.read_text().replace("[5, 100]", "[50, 100]"))
-    changed = release_dags((project.config.parent,))["release__tiny"]
-    assert "promotion_1.canary_50" in changed.task_ids

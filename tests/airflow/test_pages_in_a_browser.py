@@ -162,8 +162,9 @@ def test_on_a_narrow_screen_only_tables_scroll_and_texts_are_legible_in_light_an
 @pytest.mark.parametrize(("token", "shown"), [(KEY, "the token is that of anna"), ("other", "Test Connection Failed")])
 def test_the_button_beside_a_connection_says_whether_the_hub_takes_its_token(site, token, shown):
     with hub() as url, AirflowClient(site.access) as client:
-        fields = {"connection_id": "the_hub", "conn_type": "llm_hub", "host": url, "password": token}
-        client._call("POST", "/api/v2/connections", json=fields)
+        host, _, port = url.rpartition(":")
+        named = {"connection_id": "the_hub", "conn_type": "llm_hub", "host": host, "port": int(port)}
+        client._call("POST", "/api/v2/connections", json={**named, "password": token})
 
         async def visit(browser: Browser) -> None:
             await browser.open(f"{site.access.url}/connections")

@@ -4,7 +4,7 @@ import pytest
 
 from llm_pipeline.artifacts.pinned import PinnedModel
 from llm_pipeline.base.errors import Unsupported
-from llm_pipeline.hub.model_card import card_fields, license_change, require_license, stated_license
+from llm_pipeline.hub.model_card import license_change, require_license, stated_license
 
 
 def model(license_name: str | None = None, gated: str | None = None) -> PinnedModel:
@@ -36,16 +36,6 @@ def test_of_several_licences_each_must_be_allowed() -> None:
         require_license(model("apache-2.0, mit"), ("mit",))
 
 
-@pytest.mark.parametrize("text", ["\ufeff---\nlicense: mit\n---\n", "\n--- \nlicense: mit\n---\n# A model"])
-def test_front_matter_is_found_as_the_hub_finds_it(text: str) -> None:
-    assert card_fields(text) == {"license": "mit"}
-
-
-@pytest.mark.parametrize("allowed", [None, ("mit",), ("apache-2.0", "MIT")])
-def test_an_allowed_licence_passes(allowed: tuple[str, ...] | None) -> None:
-    require_license(model("mit"), allowed)
-
-
 @pytest.mark.parametrize(("license_name", "allowed"), [("llama3.1", ("mit",)), (None, ("mit",)), ("mit", ())])
 def test_another_licence_is_refused_with_what_it_is(license_name: str | None, allowed: tuple[str, ...]) -> None:
     with pytest.raises(Unsupported, match=license_name or "not stated") as caught:
@@ -67,8 +57,3 @@ def test_another_licence_is_refused_with_what_it_is(license_name: str | None, al
 )
 def test_the_licence_is_named_as_the_hub_names_it(card: dict[str, object], tags: list[str], stated: str | None) -> None:
     assert stated_license(card, tags) == stated
-
-
-@pytest.mark.parametrize("text", ["", "# no front matter", "---\n- a list\n---", "---\n: [\n---", "---\nlicense: mit"])
-def test_a_card_that_states_nothing_readable_states_nothing(text: str) -> None:
-    assert card_fields(text) == {}

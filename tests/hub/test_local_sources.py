@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError, Unsupported
+from llm_pipeline.base.errors import ConfigError, IntegrityError
 from llm_pipeline.config.deployment import HubAccess
 from llm_pipeline.config.store import store_settings
 from llm_pipeline.hub.directory_source import DirectorySource
@@ -77,11 +76,6 @@ def test_a_directory_that_changes_after_it_was_pinned_is_refused(
         download_model(directory, model, tmp_path / "checkpoint")
 
 
-def test_a_directory_has_no_revisions(directory: DirectorySource) -> None:
-    with pytest.raises(SourceRefused, match="no revisions"):
-        directory.resolve("demo/tiny", "v2")
-
-
 @pytest.mark.parametrize("kind", ["file", "directory", "fifo"])
 def test_links_and_special_files_in_a_directory_are_refused(
     directory: DirectorySource, tmp_path: Path, kind: str
@@ -95,15 +89,6 @@ def test_links_and_special_files_in_a_directory_are_refused(
         directory.resolve("demo/tiny", "main")
 
 
-def test_a_link_put_in_place_of_a_pinned_file_is_not_followed(directory: DirectorySource, tmp_path: Path) -> None:
-    model = directory.resolve("demo/tiny", "main")
-    shutil.copy(directory.root / "config.json", tmp_path / "elsewhere")
-    (directory.root / "config.json").unlink()
-    (directory.root / "config.json").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(SourceRefused, match=r"config\.json"):
-        download_model(directory, model, tmp_path / "checkpoint")
-
-
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["directory", "named pipe"])
 def test_what_is_put_in_place_of_a_pinned_file_and_is_no_file_is_refused(
     directory: DirectorySource, tmp_path: Path, make: Callable[[Path], None]
@@ -115,32 +100,9 @@ def test_what_is_put_in_place_of_a_pinned_file_and_is_no_file_is_refused(
         download_model(directory, model, tmp_path / "checkpoint")
 
 
-def test_the_client_s_own_bookkeeping_in_a_directory_is_ignored(directory: DirectorySource) -> None:
-    commit = directory.resolve("demo/tiny", "main").commit
-    (directory.root / ".cache/huggingface").mkdir(parents=True)
-    (directory.root / ".cache/huggingface/link").symlink_to("/etc/passwd")
-    assert directory.resolve("demo/tiny", "main").commit == commit
-
-
-def test_pickles_and_missing_weights_are_refused_in_a_directory_too(directory: DirectorySource) -> None:
-    (directory.root / "model.safetensors").rename(directory.root / "pytorch_model.bin")
-    with pytest.raises(Unsupported, match="can run code"):
-        directory.resolve("demo/tiny", "main")
-
-
 def test_a_directory_that_is_not_there_is_a_mistake_in_the_configuration(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such directory"):
         DirectorySource(tmp_path / "missing").resolve("demo/tiny", "main")
-
-
-def test_a_directory_is_named_in_the_release_config() -> None:
-    opened = open_source("file:///models/tiny%20llama", HubAccess(), STORE)
-    assert opened == DirectorySource(Path("/models/tiny llama"))
-
-
-def test_a_prefix_that_cannot_be_in_s3_is_refused() -> None:
-    with pytest.raises(PipelineError, match="not a place in S3"):
-        open_source("s3://bucket/a b", HubAccess(), STORE)
 
 
 def test_a_mirror_serves_as_the_hub(local_hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

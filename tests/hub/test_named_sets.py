@@ -45,17 +45,6 @@ def test_a_file_of_a_data_set_is_verified_and_fetched_once(hub: Hub, local_hub: 
     assert [name for name, _ in local_hub.downloads()] == ["news.jsonl"]
 
 
-def test_files_whose_paths_differ_by_a_slash_only_are_two(hub: Hub, local_hub: LocalHub, tmp_path: Path):
-    source = tmp_path / "alike"
-    (source / "data").mkdir(parents=True)
-    files = {"data/news.jsonl": b'{"article": "one"}\n', "data-news.jsonl": b'{"article": "another"}\n'}
-    for path, content in files.items():
-        (source / path).write_bytes(content)
-    commit = publish_revision(local_hub.root / "datasets", "demo/news", source, "upload")
-    for path, content in files.items():
-        assert fetch_dataset_file(hub, "demo/news", commit, path, tmp_path / "kept")[0].read_bytes() == content
-
-
 def test_an_interrupted_fetch_goes_on_and_wrong_bytes_are_refused(
     hub: Hub, local_hub: LocalHub, commit: str, tmp_path: Path
 ):

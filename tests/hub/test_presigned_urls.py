@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from huggingface_hub.errors import HTTPError
 
 from llm_pipeline.base.errors import PipelineError
-from llm_pipeline.base.logging import THIRD_PARTIES, LogRelay
+from llm_pipeline.base.logging import LogRelay
 from llm_pipeline.hub.access import Hub
 
 from .conftest import LocalHub
@@ -78,7 +77,3 @@ def test_a_client_that_its_user_debugs_is_quiet_in_airflow_s_processes_too(local
     assert "Retrying after OSError('no'): /x?***" in run.stderr
     assert "never" not in run.stderr
     assert SIGNATURE not in run.stderr + run.stdout
-
-
-def test_the_library_that_the_hub_s_client_asks_with_is_among_those_that_are_quiet() -> None:
-    assert HTTPError.__module__.partition(".")[0] in THIRD_PARTIES

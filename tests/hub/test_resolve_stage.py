@@ -22,7 +22,6 @@ from llm_pipeline.release.execute import execute
 from llm_pipeline.release.loading import load_release
 from llm_pipeline.release.record import read_release_record
 from llm_pipeline.release_progress import ReleaseProgress, resolve_request
-from llm_pipeline.stages.resolve import ResolveConfig
 from llm_pipeline.store import open_store
 
 from .conftest import TOKEN_VARIABLE, LocalHub
@@ -124,12 +123,6 @@ def test_what_a_run_has_otherwise_is_in_its_record_with_who_asked_and_makes_anot
     assert (before.overrides_in_words, len(before.release.recipes) > 1) == ("", True)
 
 
-def test_all_of_the_configs_recipes_and_targets_are_no_change(release: Release) -> None:
-    loaded = load_release(release.path)
-    asked = {"recipes": list(reversed(loaded.config.recipes)), "targets": list(loaded.config.targets)}
-    assert release.resolve_with(**asked, strategy="climb", revision="").release_id == release.resolve().release_id
-
-
 def test_a_recipe_that_the_config_does_not_have_is_refused_before_anything_is_fetched(
     release: Release, local_hub: LocalHub
 ) -> None:
@@ -151,12 +144,6 @@ def test_the_plan_that_is_recorded_is_compared_with_the_budget(release: Release)
     assert question.amounts["hours"] > 0.0001
     assert question.amounts["cost"] == 0  # a CPU costs nothing here
     assert planned_text(flow).startswith("the plan:\nplan of demo\n")
-
-
-def test_a_run_without_changes_asks_its_first_stage_for_what_it_always_did(release: Release) -> None:
-    request = resolve_request(load_release(release.path), by="ann")
-    assert request.config == {"config_path": str(release.path), "revision": None}
-    assert ResolveConfig.model_validate(request.config).model_dump(mode="json") == request.config
 
 
 def test_a_licence_that_is_not_allowed_stops_the_release_before_its_weights_are_fetched(
@@ -181,16 +168,6 @@ def test_a_changed_licence_is_told_until_a_release_with_it_has_gone_on(release: 
     assert release.resolve(str(first.metrics["commit"])).metrics["license_change"] == "llama3.1 -> apache-2.0"
 
 
-def test_a_release_of_another_config_is_no_release_before(release: Release, local_hub: LocalHub) -> None:
-    ours, other = release.path, release.path.with_name("demo-other.yaml")
-    shutil.copy(ours, other)
-    release.path = other
-    release.download(release.resolve())
-    local_hub.publish(README__md=CARD % b"llama3.1")
-    release.path = ours
-    assert release.resolve().metrics["license_change"] == ""
-
-
 def test_a_disk_that_cannot_hold_work_and_store_is_named_with_the_numbers(
     release: Release, local_hub: LocalHub, free: Callable[[int], None]
 ) -> None:
@@ -201,12 +178,6 @@ def test_a_disk_that_cannot_hold_work_and_store_is_named_with_the_numbers(
     assert error.where.startswith("work_root and store")
     assert only_looked_at(local_hub)
     free(6_002_000)
-    release.resolve()
-
-
-def test_what_was_downloaded_before_needs_no_more_space(release: Release, free: Callable[[int], None]) -> None:
-    release.download(release.resolve())
-    free(0)
     release.resolve()
 
 

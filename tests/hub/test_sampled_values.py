@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import struct
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from llm_pipeline.artifacts.safetensors_header import read_header
 from llm_pipeline.base.errors import IntegrityError
-from llm_pipeline.hub.checkpoint import check_values, runs
+from llm_pipeline.hub.checkpoint import check_values
 
 from .safetensors_files import WIDTHS, write_safetensors
 
@@ -59,27 +58,3 @@ def test_the_largest_finite_value_and_integers_pass(tmp_path: Path, dtype: str) 
         "scalar": (dtype, [], LARGEST[dtype]),
     }
     check(write_safetensors(tmp_path / "x.safetensors", tensors), 4096)
-
-
-def test_a_file_without_tensors_has_no_values(tmp_path: Path) -> None:
-    check(write_safetensors(tmp_path / "x.safetensors", {}), 4096)
-
-
-@pytest.mark.parametrize("size", [0, 1, 2, 3, 63, 64, 65, 4095, 4096, 4097, 5000, 10**12])
-@pytest.mark.parametrize("count", [1, 2, 3, 64, 127, 128, 4096])
-def test_runs_lie_in_the_tensor_and_reach_from_its_first_value_to_its_last(size: int, count: int) -> None:
-    found = list(runs(size, count))
-    assert sum(length for _, length in found) <= max(count, 2)
-    assert all(start >= 0 and length > 0 and start + length <= size for start, length in found)
-    if size:
-        assert found[0][0] == 0
-        assert sum(found[-1]) == size
-    if size <= count:
-        assert sum(length for _, length in found) == size
-
-
-def test_a_tensor_of_many_values_is_looked_at_evenly() -> None:
-    found = list(runs(1_000_000, 4096))
-    gaps = {after[0] - before[0] for before, after in pairwise(found)}
-    assert len(found) == 64
-    assert max(gaps) - min(gaps) <= 1

@@ -165,16 +165,6 @@ def test_a_commit_whose_answer_was_lost_is_found(local_hub: LocalHub, writer: Hu
     assert not push(writer, files_of(tmp_path)).made
 
 
-def test_a_hub_that_fails_at_the_commit_leaves_the_branch_and_may_be_asked_again(
-    local_hub: LocalHub, writer: Hub, tmp_path: Path
-) -> None:
-    local_hub.fail("status", "/commit/main", method="POST", status=503)
-    with pytest.raises(HubUnavailable, match="503") as caught:
-        push(writer, files_of(tmp_path))
-    assert "push again" in caught.value.hint
-    assert push(writer, files_of(tmp_path)).made
-
-
 @pytest.mark.parametrize(
     "asked", [("GET", "/revision/main"), ("POST", "/preupload/main"), ("PUT", ""), ("POST", "/objects/verify")]
 )
@@ -217,12 +207,6 @@ def test_a_file_that_was_changed_after_it_was_hashed_does_not_pass_for_what_was_
         push(writer, files)
 
 
-def test_a_repository_of_somebody_s_own_is_not_touched(local_hub: LocalHub, writer: Hub, tmp_path: Path) -> None:
-    push(writer, [file for file in files_of(tmp_path) if file.path != MARKER])
-    with pytest.raises(ConfigError, match=r"not pushed by this command: config\.json"):
-        push(writer, files_of(tmp_path))
-
-
 def test_a_private_push_to_a_public_repository_is_refused_and_a_new_one_is_private(
     local_hub: LocalHub, writer: Hub, tmp_path: Path
 ) -> None:
@@ -233,13 +217,6 @@ def test_a_private_push_to_a_public_repository_is_refused_and_a_new_one_is_priva
     local_hub.restrict(REPOSITORY, private=False)
     with pytest.raises(ConfigError, match="the repository is public"):
         push(writer, files_of(tmp_path, config__json=CONFIG + b"\n"), private=True)
-
-
-def test_without_a_token_nothing_is_asked(local_hub: LocalHub, hub: Hub, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="a push needs a token") as caught:
-        push(hub, files_of(tmp_path))
-    assert TOKEN_VARIABLE in caught.value.hint
-    assert not local_hub.faults.requests
 
 
 def test_a_token_that_may_not_write_is_told_without_showing_it(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llm_pipeline.base.errors import Transient, Unsupported
+from llm_pipeline.base.errors import Transient
 from llm_pipeline.config.release import Watch
 from llm_pipeline.config.store import store_settings
 from llm_pipeline.hub.access import Hub, HubRefused
@@ -25,8 +25,6 @@ from llm_pipeline.hub.watch import (
     Trouble,
     WatchDecision,
     WatchState,
-    content_digest,
-    counted_files,
     decide,
 )
 from llm_pipeline.release.watch_record import (
@@ -87,32 +85,10 @@ def test_a_commit_that_follows_begins_the_quiet_period_anew_and_only_the_last_on
     assert see(state, Head(C, content="newer"), 19)[1].start.commit == C
 
 
-def test_without_a_quiet_period_a_commit_is_released_when_it_is_seen():
-    watch = WATCH.model_copy(update={"quiet_minutes": 0.0})
-    assert see(RELEASED, Head(B, content="new"), watch=watch)[1].start.commit == B
-
-
 def test_a_commit_of_other_files_starts_nothing_and_says_which_files_it_changed():
     _, decision = see(RELEASED, Head(B, content="old", others=("README.md",)), 60)
     assert (decision.outcome, decision.start) == (Outcome.NOT_COUNTED, None)
     assert decision.words == f"{B[:12]} changes nothing that counts since {A[:12]}: README.md"
-
-
-def test_weights_that_came_before_a_commit_of_other_files_are_released_with_it():
-    state = see(pending(B, "new"), Head(C, content="new"), 5)[0]
-    assert see(state, Head(C, content="new"), 15)[1].start.commit == C
-
-
-def test_a_commit_of_other_files_after_a_start_starts_nothing_more():
-    state, _ = started()
-    state, decision = see(state, Head(C, content="new"), 11)
-    assert (decision.outcome, decision.start) == (Outcome.STARTED, None)
-    state, decision = see(state, Head(C, content="new", claims={B: "run 1"}), 12)
-    assert (decision.outcome, decision.start) == (Outcome.NOT_COUNTED, None)
-
-
-def test_a_change_that_was_taken_back_starts_nothing():
-    assert see(pending(), Head(C, content="old", others=("README.md",)), 30)[1].outcome is Outcome.NOT_COUNTED
 
 
 def test_a_branch_that_is_forced_back_to_a_released_commit_starts_nothing_and_says_who_released_it():
@@ -120,10 +96,6 @@ def test_a_branch_that_is_forced_back_to_a_released_commit_starts_nothing_and_sa
     assert (decision.outcome, decision.start) == (Outcome.NOTHING_NEW, None)
     assert "was released by run run 7" in decision.words
     assert see(state, Head(C, content="older"), 90)[1].outcome is Outcome.NOT_COUNTED
-
-
-def test_a_branch_that_is_rewritten_to_what_was_never_released_is_a_new_commit():
-    assert see(pending(D, "rewritten"), Head(D, content="rewritten"), 10)[1].start.commit == D
 
 
 def test_a_commit_that_cannot_be_released_starts_nothing_and_says_why():
@@ -161,22 +133,6 @@ def test_a_start_is_not_made_again_while_a_run_is_on_its_way():
     assert see(state, Head(B, content="new"), 501)[1].start is not None
 
 
-def test_a_start_counts_in_the_day_when_it_was_made_last():
-    watch = WATCH.model_copy(update={"rebuilds_per_day": 1})
-    state = see(started()[0], Head(B, content="new"), 720, watch)[0]  # lost until now
-    state = see(state, Head(C, content="newer", claims={B: "run 1"}), 721, watch)[0]
-    decisions = {minutes: see(state, Head(C, content="newer"), minutes, watch)[1] for minutes in (1451, 2159, 2160)}
-    assert [decision.outcome for decision in decisions.values()] == [Outcome.LIMITED, Outcome.LIMITED, Outcome.STARTED]
-
-
-def test_a_start_is_over_when_a_run_claims_it():
-    state, _ = started()
-    state, decision = see(state, Head(B, content="new", claims={B: "run 1"}), 11)
-    assert decision.outcome is Outcome.NOTHING_NEW
-    assert state.firing is None
-    assert state.reference == Reference(commit=B, content="new")
-
-
 def test_what_could_not_be_compared_is_released_and_says_that_the_files_cannot_be_named():
     assert "cannot be listed" in see(pending(), Head(B, content="new"), 10)[1].words
 
@@ -194,41 +150,6 @@ def test_trouble_is_said_once_backs_off_and_is_forgotten_by_the_next_answer():
 
 def test_the_hub_s_retry_after_is_honoured():
     assert see(RELEASED, Trouble("429", retry_after_seconds=7200))[1].look_again_seconds == 7200
-
-
-def test_trouble_in_the_quiet_period_loses_nothing():
-    state = see(pending(), Trouble("offline"), 5)[0]
-    assert see(state, Head(B, content="new"), 30)[1].start.commit == B
-
-
-@pytest.mark.parametrize("minutes", [0, 5, 8, 9.5])
-def test_the_next_look_is_at_the_end_of_the_quiet_period_or_before(minutes: float):
-    look = see(pending(), Head(B, content="new"), minutes)[1].look_again_seconds
-    assert 1 <= look <= min(300, (10 - minutes) * 60)
-
-
-def test_a_state_is_small_and_survives_json():
-    state, _ = see(started()[0], Trouble("x" * 100_000))
-    assert WatchState.model_validate_json(state.model_dump_json()) == state
-    assert len(state.model_dump_json()) < 4096
-
-
-FILES = {
-    "config.json": "1",
-    "model.safetensors": "2",
-    "README.md": "3",
-    "tool.py": "4",
-    "additional_chat_templates/a.jinja": "5",
-}
-
-
-def test_only_files_that_are_fetched_count():
-    assert set(counted_files(FILES)) == {"config.json", "model.safetensors", "additional_chat_templates/a.jinja"}
-
-
-def test_what_is_no_model_counts_for_nothing():
-    with pytest.raises(Unsupported):
-        content_digest({"README.md": "1"})
 
 
 def test_an_observer_names_what_changed_by_whether_it_counts(local_hub: LocalHub, hub: Hub):

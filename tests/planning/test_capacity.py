@@ -49,22 +49,6 @@ def test_the_longest_request_fits_as_often_as_wanted_and_one_block_more_does_not
         assert fit.fits is fits
 
 
-def test_batches_halve_as_lengths_double_and_the_wanted_length_is_among_them():
-    held = capacity(target("H100-SXM5-80GB", maximum_tokens_per_request=4096), PLAIN, shape("Llama-3.1-8B"))
-    assert held is not None
-    batches = {batch.tokens: batch.batch for batch in held.batches}
-    assert set(batches) == {2048, 4096, 8192, 32_768, 131_072}
-    free = 0.9 * (85.0e9 - 16.06e9 - 3.0e9)  # memory that the driver reports, less weights, less the runtime, roughly
-    assert batches[2048] == pytest.approx(free / (2048 * 131_072), rel=0.03)
-    assert batches[4096] == pytest.approx(batches[2048] / 2, abs=1)
-
-
-def test_no_request_is_longer_than_the_models_context():
-    held = capacity(target("B200-SXM-180GB", maximum_sequences=1), FP8, shape("Llama-3.1-8B"))
-    assert held is not None
-    assert held.longest_request == 131_072
-
-
 @pytest.mark.parametrize(
     ("gpus_per_node", "nearest"),
     [
@@ -77,13 +61,6 @@ def test_tensor_parallel_ranks_beyond_one_host_are_no_advice(gpus_per_node: int,
     _, refused = judge_memory(one, PLAIN, shape("Llama-3.1-70B"))
     assert refused is not None
     assert refused.nearest == nearest
-
-
-def test_weights_that_fill_the_gpu_leave_no_length_at_all():
-    held = capacity(target("L40S"), PLAIN, shape("Llama-3.1-70B"))
-    assert held is not None
-    assert held.longest_request == 0
-    assert {batch.batch for batch in held.batches} == {0}
 
 
 def test_a_model_that_does_not_fit_gets_the_fewest_gpus_that_hold_it():
@@ -120,7 +97,3 @@ def test_a_pipeline_where_tensor_parallelism_would_do_is_named():
     assert advice is not None
     assert (advice.tensor, advice.pipeline) == (4, 1)
     assert "answer sooner" in advice.why
-
-
-def test_what_fits_nowhere_gets_no_advice():
-    assert advise_split(target("L4", maximum_sequences=4096), PLAIN, shape("Llama-3.1-405B")) is None

@@ -8,7 +8,6 @@ from judging import TRITON_1_2_1, WITHOUT_PAGED_CONTEXT, cpu_target, gpu_target,
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.catalog.modelopt_recipes import modelopt_recipes
-from llm_pipeline.catalog.runtime_versions import has_engine_compiler, parse_version, release_numbers
 from llm_pipeline.config.quantization import WEIGHT_BITS, QuantizationRecipe
 from llm_pipeline.planning.compatibility import Legal, Refused, judge_compatibility
 
@@ -17,45 +16,9 @@ KV_CACHES = ("none", "fp8", "int8", "nvfp4")
 RELEASE_1_3 = "nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc22"
 
 
-@pytest.mark.parametrize("accelerator", ["L40S", "L4", "H100-SXM5-80GB", "H200-SXM-141GB", "B200-SXM-180GB"])
-def test_fp8_is_legal_from_ada_on(accelerator: str):
-    assert judge(gpu_target(accelerator), "fp8") == Legal()
-
-
-def test_fp8_is_refused_on_ampere_with_what_runs_there_instead():
-    judged = refusal(gpu_target("A100-SXM4-80GB"))
-    assert "fp8 does not run on sm80" in judged.reason
-    assert judged.nearest == "weights: int4_awq"
-
-
 def test_fp8_on_ampere_with_an_engine_is_refused_towards_int8():
     judged = refusal(gpu_target("A100-SXM4-80GB", engine="tensorrt_llm_engine"))
     assert judged.nearest == "weights: int8_smoothquant, tensorrt_llm_checkpoint: true"
-
-
-def test_nvfp4_is_legal_on_blackwell_and_refused_before():
-    assert judge(gpu_target("B200-SXM-180GB"), "nvfp4") == Legal()
-    judged = refusal(gpu_target(), "nvfp4")
-    assert "nvfp4 does not run on sm90" in judged.reason
-    assert judged.nearest == "weights: int4_awq"
-
-
-def test_int4_awq_is_refused_on_blackwell():
-    assert refusal(gpu_target("B200-SXM-180GB"), "int4_awq").nearest == "weights: nvfp4"
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_no_quantization_is_legal_on_every_generation(dtype: str):
-    for accelerator in ("A10", "L4", "H100-PCIe-80GB", "B200-SXM-180GB"):
-        assert judge(gpu_target(accelerator), "none", dtype=dtype) == Legal()
-
-
-@pytest.mark.parametrize("weights", ["int8_smoothquant", "int8_weight_only", "int4_blockwise"])
-def test_what_the_matrix_does_not_know_is_legal_with_a_warning_that_says_so(weights: str):
-    judged = judge(gpu_target(), weights)
-    assert isinstance(judged, Legal)
-    assert len(judged.warnings) == 1
-    assert "is unknown in our tables" in judged.warnings[0]
 
 
 def test_an_fp8_kv_cache_is_judged_with_the_weights():
@@ -64,14 +27,6 @@ def test_an_fp8_kv_cache_is_judged_with_the_weights():
     judged = judge(target, "int4_awq", "fp8", tensorrt_llm_checkpoint=True)
     assert isinstance(judged, Legal)
     assert "fp8 KV cache on sm80 with TensorRT engines is unknown" in judged.warnings[0]
-
-
-@pytest.mark.parametrize(
-    ("version", "offered"),
-    [("0.21.0", False), ("1.0.0", True), ("1.2.1", True), ("1.3.0rc15", False), ("1.3.0rc22", False), ("2.0", False)],
-)
-def test_the_engine_compiler_is_offered_from_1_0_to_1_2(version: str, offered: bool):
-    assert has_engine_compiler(version) is offered
 
 
 @pytest.mark.parametrize(
@@ -91,25 +46,10 @@ def test_engines_of_other_versions_are_refused_towards_the_llm_api_or_1_2_1(vers
     assert judged.nearest == "engine: tensorrt_llm_llmapi, or runtime_version: 1.2.1"
 
 
-def test_the_llm_api_runs_on_1_3():
-    assert judge(gpu_target(runtime_version="1.3.0rc22", container=RELEASE_1_3), "fp8") == Legal()
-
-
-def test_a_container_with_another_version_is_refused_with_the_right_one():
-    judged = refusal(gpu_target(container=TRITON_1_1_0))
-    assert "holds TensorRT-LLM 1.1.0, runtime_version is 1.2.1" in judged.reason
-    assert judged.nearest == f"container: {TRITON_1_2_1}"
-
-
 def test_an_unknown_container_is_refused():
     judged = refusal(gpu_target(container="nvcr.io/nvidia/tritonserver:27.99-trtllm-python-py3"))
     assert "is not a known one" in judged.reason
     assert judged.nearest == f"container: {TRITON_1_2_1}"
-
-
-def test_a_version_in_no_container_is_refused_towards_the_one_inside():
-    judged = refusal(gpu_target(runtime_version="1.2.7"))
-    assert judged.nearest == "runtime_version: 1.2.1"
 
 
 @pytest.mark.parametrize(("version", "nearest"), [("1.9.0", "1.4.0rc1"), ("latest", "1.2.1"), ("0.1.0", "0.9.0")])
@@ -167,11 +107,6 @@ def test_gpu_targets_need_a_runtime_version_and_a_container(missing: str):
 def test_the_number_of_gpus_must_be_that_of_the_ranks():
     judged = refusal(gpu_target(accelerator_count=1, parallelism={"tensor": 2, "pipeline": 2}))
     assert judged.nearest == "accelerator_count: 4"
-
-
-def test_an_unknown_gpu_is_a_config_error():
-    with pytest.raises(ConfigError, match="unknown accelerator 'H100'"):
-        judge(gpu_target("H100"), "fp8")
 
 
 @pytest.mark.parametrize(
@@ -256,18 +191,6 @@ def test_vllm_has_no_pipeline_ranks_and_known_versions():
         assert "runtime_version: 0.20" in refusal(gpu_target(**VLLM | {"runtime_version": version}), "none").nearest
 
 
-def test_versions_are_read_as_numbers():
-    assert release_numbers("1.10.0") == (1, 10)
-    assert release_numbers("1.3.0rc22") == (1, 3)
-    assert release_numbers("latest") == (0, 0)
-
-
-def test_versions_are_ordered_as_they_were_released():
-    given = ["1.3.0", "1.3.0rc22.post1", "1.0.3.2510", "1.3.0rc22", "0.17.0.post1", "1.3.0rc9", "0.17.0"]
-    rising = ["0.17.0", "0.17.0.post1", "1.0.3.2510", "1.3.0rc9", "1.3.0rc22", "1.3.0rc22.post1", "1.3.0"]
-    assert sorted(given, key=lambda version: parse_version(version) or ()) == rising
-
-
 B200, H200, L40S, A100, RTX = (
     "B200-SXM-180GB",
     "H200-SXM-141GB",
@@ -296,19 +219,6 @@ def test_each_generation_runs_what_its_tables_say_and_is_offered_the_same_bits_f
     assert {accelerator: refusal(gpu_target(accelerator), weights).nearest for accelerator in refused_on} == refused_on
 
 
-@pytest.mark.parametrize("weights", ["nvfp4_awq", "mxfp4"])
-def test_what_no_reader_of_tensorrt_llm_1_2_knows_is_refused_on_the_gpu_that_has_kernels_for_it(weights: str):
-    judged = refusal(gpu_target(B200), weights)
-    assert f"{weights} checkpoints are not read by TensorRT-LLM 1.x" in judged.reason
-    assert judged.nearest == "weights: nvfp4"
-
-
-def test_a_reader_of_which_too_little_is_known_is_a_warning():
-    judged = judge(gpu_target(B200, runtime_version="1.3.0rc22", container=RELEASE_1_3), "nvfp4_awq")
-    assert isinstance(judged, Legal)
-    assert "nvfp4_awq checkpoints (NVFP4_AWQ) read by TensorRT-LLM 1.3 and later is unknown" in judged.warnings[0]
-
-
 def test_a_version_before_the_one_that_modelopt_names_is_a_warning():
     judged = judge(gpu_target(runtime_version="1.1.0", container=TRITON_1_1_0), "fp8")
     assert isinstance(judged, Legal)
@@ -335,10 +245,6 @@ def test_an_int8_kv_cache_is_for_engines_and_an_nvfp4_one_for_blackwell_on_1_3()
     judged = judge(gpu_target(B200), "nvfp4", "nvfp4")
     assert isinstance(judged, Legal)
     assert "an nvfp4 KV cache on sm100" in judged.warnings[0]
-
-
-def test_weights_and_kv_cache_that_are_both_refused_are_both_replaced():
-    assert refusal(gpu_target(H200), "nvfp4", "nvfp4").nearest == "weights: int4_awq, kv_cache: fp8"
 
 
 def test_engines_are_built_from_tensorrt_llm_checkpoints_only():
@@ -376,12 +282,6 @@ def test_a_search_with_a_format_that_does_not_run_is_refused_towards_those_that_
     assert judged.nearest == "search.formats: [fp8]"
     assert refusal(gpu_target(A100), "auto", **search("nvfp4", "fp8")).nearest == "weights: int4_awq"
     assert refusal(cpu_target(), "auto", **search("nvfp4", "int4_awq")).nearest == "search.formats: [int4_awq]"
-
-
-def test_the_cpu_engine_serves_no_fp4_and_no_kv_cache_but_fp8():
-    assert refusal(cpu_target(), "nvfp4_awq").nearest == "weights: int4_awq"
-    assert refusal(cpu_target(), "mxfp4").nearest == "weights: int4_awq"
-    assert refusal(cpu_target(), "int8_smoothquant", "int8").nearest == "kv_cache: fp8"
 
 
 def own(name: str) -> dict[str, Any]:
@@ -441,37 +341,3 @@ def test_taking_the_advice_of_a_refusal_makes_any_recipe_legal_on_any_gpu(backen
 
 
 LLAMA, QWEN = "meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen2.5-7B-Instruct"
-
-
-@pytest.mark.parametrize(
-    ("model", "weights", "engine", "listed"),
-    [
-        (LLAMA, "fp8", "tensorrt_llm_llmapi", True),
-        (LLAMA, "int4_awq", "tensorrt_llm_llmapi", True),
-        (LLAMA, "fp8_block", "tensorrt_llm_llmapi", False),
-        (QWEN, "int4_awq", "tensorrt_llm_llmapi", True),
-        (QWEN, "fp8_per_channel_token", "tensorrt_llm_llmapi", False),
-        ("microsoft/phi-4", "fp8", "tensorrt_llm_llmapi", False),
-        ("microsoft/phi-4", "none", "tensorrt_llm_llmapi", True),
-        ("microsoft/phi-4", "fp8", "tensorrt_llm_engine", False),
-        ("acme/own-model", "fp8", "tensorrt_llm_llmapi", True),
-    ],
-)
-def test_a_format_that_nvidia_lists_for_no_model_of_the_family_is_a_warning(
-    model: str, weights: str, engine: str, listed: bool
-):
-    target = gpu_target(H200, engine=engine)
-    asked = recipe(weights, tensorrt_llm_checkpoint=engine == "tensorrt_llm_engine")
-    judged = judge_compatibility(target, asked, "bfloat16", model)
-    assert isinstance(judged, Legal)
-    assert judged.known == ("yes" if listed else "unknown")
-    assert any("are in no table of NVIDIA's" in line for line in judged.warnings) is not listed
-
-
-def test_a_kv_cache_that_nvidia_does_not_list_for_the_family_is_a_warning():
-    target = gpu_target(H200, engine="tensorrt_llm_engine", runtime=WITHOUT_PAGED_CONTEXT)
-    asked = recipe("int4_awq", "int8", tensorrt_llm_checkpoint=True)
-    assert judge_compatibility(target, asked, "bfloat16", LLAMA) == Legal()
-    judged = judge_compatibility(target, asked, "bfloat16", QWEN)
-    assert isinstance(judged, Legal)
-    assert "an int8 KV cache of Qwen-2/2.5 models" in judged.warnings[0]

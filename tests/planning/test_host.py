@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
-from llm_pipeline.adapters.local.adapter import Interpreter
 from llm_pipeline.base import detached
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.store import Signing, store_settings
@@ -57,32 +55,6 @@ def test_a_foreign_listener_is_reported_and_our_own_server_is_not(tmp_path: Path
         finally:
             detached.stop(process, grace_seconds=2.0)
         assert any(str(port) in line for line in host.busy_ports(place, ("cpu",)))
-
-
-def test_free_space_is_that_of_the_nearest_directory_that_exists(tmp_path: Path):
-    assert host.existing_parent(tmp_path / "a" / "b") == tmp_path
-    assert host.free_bytes(tmp_path) > 0
-
-
-def test_a_store_that_is_no_file_system_has_no_directory(tmp_path: Path):
-    here = deployment(tmp_path, 20000)
-    assert here.store.directory == tmp_path / "store"
-    assert store_settings(uri="s3://bucket/prefix").directory is None
-
-
-def test_an_environment_that_is_not_named_is_missing(tmp_path: Path):
-    here = deployment(tmp_path, 20000)
-    assert host.missing_interpreters(here) == ()
-    without = here.model_copy(update={"environments": {"control": Interpreter(python="/nonexistent/python")}})
-    assert host.missing_interpreters(without) == (
-        "environments.control: there is no interpreter at /nonexistent/python",
-        "environments has no model",
-    )
-
-
-def test_total_memory_is_what_the_kernel_reports():
-    line = subprocess.run(["grep", "MemTotal", "/proc/meminfo"], capture_output=True, text=True, check=True).stdout
-    assert abs(host.total_memory_bytes() - int(line.split()[1]) * 1024) < 2**30
 
 
 def test_what_signing_needs_and_is_not_here_is_said(tmp_path: Path, monkeypatch):

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 from llm_pipeline.config.quantization import CALIBRATED, QuantizationRecipe
@@ -42,12 +41,3 @@ def test_rungs_of_a_search_stand_by_their_bits():
     rungs = recipe("auto", search=search).rungs()
     given = release(recipe("none"), recipe("fp8"), *reversed(rungs), recipe("int4_awq"))
     assert climbing_order(given) == ("int4_awq", "auto-5.5", "auto-7", "fp8", "none")
-
-
-def test_a_dag_file_can_ask_for_the_order_each_time_it_is_read():
-    recipes = [recipe(f"r{number}", weights) for number, weights in enumerate(("fp8", "int4_awq", "w4a8_awq") * 4)]
-    given = release(*recipes, model="meta-llama/Llama-3.1-405B-Instruct")
-    climbing_order(given)
-    start = time.process_time()
-    climbing_order(given)
-    assert time.process_time() - start < 0.5

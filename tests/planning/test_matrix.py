@@ -9,15 +9,12 @@ from typing import Any
 
 import pytest
 
-from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.catalog.tables import families, find_gpu, gpus
 from llm_pipeline.cli import main
-from llm_pipeline.planning.matrix import Backend, Cell, Selection, contained_versions, format_matrix, judge_cells
+from llm_pipeline.planning.matrix import Backend, Cell, Selection, format_matrix, judge_cells
 
 A100, L40S, H100, H200 = "A100-SXM4-80GB", "L40S", "H100-SXM5-80GB", "H200-SXM-141GB"
 B200, GB200, RTX = "B200-SXM-180GB", "GB200", "RTX-PRO-6000-Blackwell-Server"
-BLACKWELL_100 = {B200, GB200, "B300-SXM-288GB", "GB300"}
-BLACKWELL = {*BLACKWELL_100, RTX, "RTX-PRO-6000-Blackwell-Workstation"}
 
 ROWS = {
     "none": "bf16",
@@ -88,31 +85,6 @@ def test_every_cell_that_is_not_legal_says_why_and_every_illegal_one_what_to_do(
         assert bool(cell.nearest) is (cell.verdict == "illegal"), cell
 
 
-def legal_on(name: str, version: str = "1.2.1", engine: Backend = "tensorrt_llm_llmapi", model: str | None = None):
-    cells = judge_cells(Selection(versions=(version,), engines=(engine,), models=(model,)))
-    return {cell.accelerator for cell in cells if cell.format == name and cell.verdict == "legal"}
-
-
-def test_int4_awq_is_legal_everywhere_but_on_blackwell():
-    assert legal_on("int4_awq") == set(gpus()) - BLACKWELL
-
-
-def test_fp8_is_legal_everywhere_but_on_ampere():
-    assert legal_on("fp8") == {name for name, gpu in gpus().items() if gpu.sm not in ("sm80", "sm86")}
-
-
-def test_nvfp4_is_legal_on_blackwell_only_and_its_kv_cache_from_1_3_on():
-    assert legal_on("nvfp4") == BLACKWELL
-    assert legal_on("kv_cache_nvfp4") == set()
-    assert legal_on("kv_cache_nvfp4", "1.3.0rc22") == BLACKWELL_100
-
-
-def test_no_engine_is_legal_from_1_3_on_and_the_reason_is_the_compiler():
-    cells = judge_cells(Selection(versions=("1.3.0rc22",), engines=("tensorrt_llm_engine",)))
-    assert {cell.verdict for cell in cells} == {"illegal"}
-    assert all("its engine compiler was removed" in cell.why[0] for cell in cells)
-
-
 @pytest.mark.parametrize("family", families())
 def test_a_family_makes_a_legal_cell_unknown_where_nvidia_does_not_list_it_and_changes_no_other(family: str):
     columns = {engine: column for column, (engine, version) in COLUMNS.items() if version == "1.2.1"}
@@ -122,18 +94,6 @@ def test_a_family_makes_a_legal_cell_unknown_where_nvidia_does_not_list_it_and_c
         listed = table["engine" if columns[cell.engine] == "engine_1_2" else "pytorch"] + table["tested"]
         is_listed = cell.format == "none" or ROWS[cell.format] in listed
         assert cell.verdict == ("unknown" if plain.verdict == "legal" and not is_listed else plain.verdict), cell
-
-
-def test_versions_are_those_of_known_containers_newest_first():
-    assert contained_versions() == ("1.3.0rc22", "1.2.1", "1.2.0", "1.1.0", "1.0.3.2510", "1.0.0")
-
-
-def test_an_unknown_version_or_gpu_is_refused_with_the_nearest():
-    with pytest.raises(ConfigError) as caught:
-        judge_cells(Selection(versions=("1.9.0",)))
-    assert caught.value.hint == "runtime_version: 1.4.0rc1"
-    with pytest.raises(ConfigError, match="unknown accelerator 'H100'"):
-        judge_cells(Selection(accelerators=("H100",)))
 
 
 def test_the_text_has_a_column_a_generation_and_each_reason_once_with_all_of_them():

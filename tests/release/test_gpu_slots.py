@@ -76,12 +76,6 @@ def test_a_stage_waits_for_gpus_that_another_process_holds_until_it_is_killed(tm
         assert begun.is_set()
 
 
-def test_as_many_stages_as_there_are_gpus_run_at_once(tmp_path):
-    with another_stage(tmp_path, 1):
-        _, begun = in_the_background(tmp_path, 1)
-        assert begun.wait(60)
-
-
 def test_a_stage_of_two_gpus_is_not_starved_by_those_of_one(tmp_path):
     with another_stage(tmp_path, 1) as first:
         _, of_two = in_the_background(tmp_path, 2)
@@ -154,9 +148,3 @@ def test_who_takes_gpus_of_the_flow_holds_them(release, stage, subject, wanted):
 )
 def test_a_stage_sees_the_gpus_of_its_place_only(release, stage, subject, seen):
     assert gpu_indices(*release, stage, subject) == seen
-
-
-def test_a_pool_whose_gpus_nobody_counted_is_trusted(release):
-    deployment, record = release
-    uncounted = deployment.model_copy(update={"workers": Workers(quantization=WorkerGroup(pool="of-models"))})
-    assert gpus_taken(uncounted, record, "quantize", "fp8") is None

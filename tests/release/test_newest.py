@@ -11,10 +11,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import store_history
-from store_history import Counting, History
+from store_history import History
 
-from llm_pipeline.release.newest import NOTED, newest_of_config, note_release
+from llm_pipeline.release.newest import newest_of_config, note_release
 from llm_pipeline.release.record import read_release_record, release_record_name
 from llm_pipeline.stages.resolve import released_before
 
@@ -45,22 +44,6 @@ def test_releases_of_a_config_come_the_newest_first(history):
     assert ids(newest_of_config(history.store, "tiny")) == [first, second]
 
 
-def test_no_more_than_the_newest_are_remembered(history):
-    made = resolved(history, range(NOTED + 3))
-    assert ids(newest_of_config(history.store, "tiny")) == made[::-1][:NOTED]
-
-
-@pytest.mark.parametrize("content", [b"", b"[1]", b'{"revision": "1", "value": {"releases": [{}]}}'])
-def test_a_damaged_document_is_made_anew_from_the_records(history, content):
-    made = resolved(history, range(3))
-    path = history.root / "store/index/newest/tiny.json"
-    path.write_bytes(content)
-    assert ids(newest_of_config(history.store, "tiny")) == made[::-1]
-    path.write_bytes(content)
-    note_release(history.store, read_release_record(history.store, made[0]))
-    assert ids(newest_of_config(history.store, "tiny")) == made[::-1]
-
-
 def test_releases_that_are_noted_at_the_same_moment_are_all_there(history):
     records = [read_release_record(history.store, release_id) for release_id in resolved(history, range(6))]
     (history.root / "store/index/newest/tiny.json").unlink()
@@ -81,19 +64,3 @@ def test_the_licence_is_compared_with_that_of_the_newest_release_that_fetched_so
     assert found is not None
     assert found.release_id == fetched
     assert released_before(history.store, "never-released") is None
-
-
-def test_what_is_asked_of_the_store_does_not_grow_with_the_releases_in_it(history, monkeypatch):
-    own = history.release(1)
-    asked = []
-    for number in range(3):
-        counting = Counting(history.store)
-        assert released_before(counting, "tiny") is not None
-        note_release(counting, read_release_record(history.store, own))
-        asked.append(dict(counting.asked))
-        monkeypatch.setattr(store_history, "MODEL", f"demo/model-{number}")
-        for other in range(4):
-            history.release(other, f"config-{number}")
-        monkeypatch.undo()
-    assert asked[0] == asked[1] == asked[2]
-    assert "list_documents" not in asked[0]

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,14 +23,6 @@ HOLDER = """
 import os, signal, sys
 from pathlib import Path
 from llm_pipeline.base.file_lock import flocked
-with flocked(Path(sys.argv[1])):
-    os.kill(os.getpid(), signal.SIGSTOP)
-"""
-TRACED = """
-import ctypes, os, signal, sys
-from pathlib import Path
-from llm_pipeline.base.file_lock import flocked
-ctypes.CDLL(None).ptrace(0, 0, 0, 0)  # its parent is its debugger
 with flocked(Path(sys.argv[1])):
     os.kill(os.getpid(), signal.SIGSTOP)
 """
@@ -82,43 +73,6 @@ def test_a_holder_that_is_stopped_is_named_and_one_that_goes_on_is_waited_for(tm
         assert holder.wait(timeout=30) == 0
 
 
-def test_a_holder_that_a_debugger_has_stopped_is_named(tmp_path: Path, stopped: Start) -> None:
-    holder = stopped(TRACED, str(tmp_path / "lock"))
-    with pytest.raises(HolderStopped, match=f"process {holder.pid} holds the lock"):
-        take_at_once_or_give_up(tmp_path / "lock")
-
-
-def take_at_once_or_give_up(path: Path) -> None:
-    """Take the lock; an alarm ends a wait that would not end."""
-
-    def over(*_: object) -> None:
-        raise AssertionError("waited for a process that does not run")
-
-    signal.signal(signal.SIGALRM, over)
-    signal.alarm(30)
-    try:
-        with flocked(path):
-            pass
-    finally:
-        signal.alarm(0)
-
-
-def test_a_holder_that_runs_is_waited_for(tmp_path: Path) -> None:
-    order: list[str] = []
-
-    def wait() -> None:
-        with flocked(tmp_path / "lock"):
-            order.append("second")
-
-    with flocked(tmp_path / "lock"):
-        waiter = threading.Thread(target=wait)
-        waiter.start()
-        waiter.join(timeout=0.3)
-        order.append("first")
-    waiter.join(timeout=30)
-    assert order == ["first", "second"]
-
-
 def test_a_bounded_wait_ends_with_the_given_error_whatever_the_holder_does(tmp_path: Path, stopped: Start) -> None:
     holder = stopped(HOLDER, str(tmp_path / "lock"))
     busy = Transient("somebody else works here", where=str(tmp_path))
@@ -132,16 +86,6 @@ def test_a_bounded_wait_ends_with_the_given_error_whatever_the_holder_does(tmp_p
     assert not is_flocked(tmp_path / "lock"), "the kernel frees the lock of a dead process"
     with flocked_within(tmp_path / "lock", 0.0, busy):
         assert is_flocked(tmp_path / "lock")
-
-
-def test_who_asks_for_a_lock_makes_no_file_and_keeps_no_lock(tmp_path: Path) -> None:
-    assert not is_flocked(tmp_path / "none")
-    assert not is_flocked(tmp_path / "none" / "below")
-    assert not list(tmp_path.iterdir())
-    (tmp_path / "lock").touch()
-    assert not is_flocked(tmp_path / "lock")
-    with flocked_within(tmp_path / "lock", 0.0, Transient("it was kept", where="")):
-        pass
 
 
 def test_a_rollback_ends_an_owner_that_was_stopped_in_a_renewal(tmp_path: Path, stopped: Start) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
-import tempfile
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -73,22 +71,6 @@ def test_a_file_whose_name_is_not_utf8_is_refused(store: LocalStore, weights: Pa
         store.publish("checkpoint", weights)
 
 
-def test_a_removal_of_leftovers_beside_a_publication_fails_it_at_most_and_it_can_be_repeated(
-    store: LocalStore, weights: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def copy_and_clean(source: Path, destination: Path) -> None:
-        copy_file(source, destination)
-        for leftover in store.leftovers(timedelta(0)):
-            store.remove_leftover(leftover)
-
-    with monkeypatch.context() as patched:
-        patched.setattr("llm_pipeline.store.file_blobs.copy_file", copy_and_clean)
-        with pytest.raises(Transient):
-            store.publish("checkpoint", weights)
-    assert list(store.artifacts()) == []
-    assert store.verify(store.publish("checkpoint", weights)) == []
-
-
 def test_an_artifact_that_was_repaired_while_its_damage_was_found_stays(
     store: LocalStore, weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,36 +88,6 @@ def test_an_artifact_that_was_repaired_while_its_damage_was_found_stays(
     with pytest.raises(IntegrityError, match="changed"):
         store.fetch(ref)
     assert LocalStore(store.uri).verify(ref) == []
-
-
-def test_files_to_be_consumed_are_moved_and_readable_as_copies_are(store: LocalStore, weights: Path) -> None:
-    (weights / "model.bin").chmod(0o600)
-    (weights / "sub").chmod(0o700)
-    inode = (weights / "model.bin").stat().st_ino
-    directory = store.fetch(store.publish("checkpoint", weights, consume=True))
-    assert not weights.exists()
-    assert (directory / "model.bin").stat().st_ino == inode
-    modes = {path.stat().st_mode for path in directory.rglob("*") if path.is_file()}
-    assert len(modes) == 1, "the store's own files have the umask's mode"
-    assert (directory / "sub").stat().st_mode == directory.parent.stat().st_mode
-
-
-def test_a_file_that_has_another_name_elsewhere_is_copied(store: LocalStore, weights: Path, tmp_path: Path) -> None:
-    (tmp_path / "another-name").hardlink_to(weights / "model.bin")
-    directory = store.fetch(store.publish("checkpoint", weights, consume=True))
-    (tmp_path / "another-name").write_bytes(b"changed by its owner")
-    assert (directory / "model.bin").stat().st_nlink == 1
-    assert [store.verify(stored.ref) for stored in store.artifacts()] == [[]]
-
-
-def test_a_directory_on_another_disk_is_copied(store: LocalStore, weights: Path) -> None:
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as elsewhere:
-        if Path(elsewhere).stat().st_dev == weights.stat().st_dev:
-            pytest.skip("there is one disk only")
-        there = Path(shutil.copytree(weights, f"{elsewhere}/weights"))
-        ref = store.publish("checkpoint", there, consume=True)
-        assert store.verify(ref) == []
-        assert store.publish("checkpoint", weights, consume=True) == ref
 
 
 def test_an_error_leaves_a_directory_to_be_consumed_where_it_was(

@@ -2,33 +2,12 @@
 
 import os
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from llm_pipeline.adapters.local.store import LocalStore
-from llm_pipeline.base.errors import IntegrityError, Transient
-
-
-def test_a_full_disk_leaves_nothing_half_published(
-    store: LocalStore, weights: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_arguments: object, **_named: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("llm_pipeline.store.file_blobs.copy_file", full)
-    with pytest.raises(Transient, match="free disk space"):
-        store.publish("checkpoint", weights)
-    assert not list((store.root / "incoming").iterdir())
-    assert store.leftovers(timedelta(0)) == []
-
-
-def test_documents_are_listed_without_temporary_files(store: LocalStore) -> None:
-    store.write_document("releases/a/release.json", {}, None)
-    store.write_document("releases/a/results/download.json", {}, None)
-    (store.root / "releases/a/.release.json.tmp").write_text("")
-    assert store.list_documents("releases") == ["releases/a/release.json", "releases/a/results/download.json"]
+from llm_pipeline.base.errors import IntegrityError
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir], ids=["a named pipe", "a directory"])

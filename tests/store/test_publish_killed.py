@@ -285,14 +285,3 @@ def test_a_document_whose_writer_is_killed_anywhere_is_the_old_or_the_new_one(
         assert disk.store.list_documents("pointers") == [name]
         disk.remove_leftovers()
         assert disk.files == {name}
-
-
-def test_a_report_whose_writer_is_killed_anywhere_is_the_old_or_the_new_one(disk: Disk, step: int) -> None:
-    def begin() -> None:
-        disk.clear()
-        disk.store.write_file("releases/r/report.html", b"old")
-
-    for _ in _write_points(disk.root, begin, lambda: disk.store.write_file("releases/r/report.html", b"new!"), step):
-        assert disk.store.read_file("releases/r/report.html") in (b"old", b"new!")
-        disk.remove_leftovers()
-        assert disk.files == {"releases/r/report.html"}

@@ -21,8 +21,6 @@ from hypothesis import strategies as st
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.store import lease as lease_module
-from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
-from llm_pipeline.store.manifest import COMPLETE_FILE, Difference
 
 _STEPS = ("open", "rename", "replace", "mkdir", "fsync", "unlink", "utime")
 _LEASE_SECONDS = 60.0
@@ -30,7 +28,6 @@ EXPIRE = 2
 """In a schedule: let more time pass than a lease lasts; 0 and 1 step a publisher."""
 
 schedules = st.lists(st.integers(0, 1), min_size=80, max_size=80)  # without a least size they are about five long
-schedules_with_stalls = st.lists(st.integers(0, EXPIRE), min_size=120, max_size=120)
 quick = settings(max_examples=20, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
 
@@ -135,63 +132,3 @@ def test_two_publishers_of_the_same_content_leave_one_whole_artifact_and_nothing
         assert [stored.ref for stored in store.artifacts()] == [refs[0]]
         assert store.verify(refs[0]) == []
         assert store.leftovers(timedelta(0)) == []
-
-
-@quick
-@given(schedules)
-def test_a_reader_beside_two_publishers_finds_the_artifact_whole_or_not_at_all(schedule: list[int]) -> None:
-    with _store() as store:
-        directories = [_made(store, name, b"same") for name in ("one", "two")]
-        ref = store.publish("checkpoint", directories[0])
-        store.remove(ref)
-        stage = Stage()
-        seen: list[list[Difference]] = []
-
-        def read() -> None:
-            for _ in range(4):
-                stage.step()
-                seen.append(list(store.verify(ref)))
-
-        with stage.set():
-            publishers = [lambda d=d: store.publish("checkpoint", d) for d in directories]
-            stage.run(schedule, [lambda: (publishers[0](), publishers[1]()), read])
-        absent = [Difference(COMPLETE_FILE, "missing")]
-        assert all(found in ([], absent) for found in seen)
-        assert seen == sorted(seen, key=len, reverse=True), "once there, it stays"
-
-
-@quick
-@given(schedules_with_stalls)
-def test_two_makers_of_different_content_under_one_stage_key_come_to_one_conclusion(schedule: list[int]) -> None:
-    with _store() as store:
-        concluded: list[str] = []
-        results: list[object] = []
-        stage = Stage()
-
-        def work(name: str) -> Callable[[], None]:
-            directory = _made(store, name, name.encode())
-            return lambda: results.append(_computed_once(store, directory, stage.step, concluded))
-
-        with stage.set():
-            actors = [work("one"), work("two")]
-            stage.run(schedule, actors)
-        assert len(concluded) == 1, "one conclusion, whoever stalled"
-        assert results == [{"digest": concluded[0]}] * 2, "and both know it"
-        assert store.verify(ArtifactRef(kind="checkpoint", digest=concluded[0])) == []
-        assert store.leftovers(timedelta(0)) == []
-
-
-def _computed_once(
-    store: LocalStore, directory: Path, pause: Callable[[], None], concluded: list[str]
-) -> dict[str, object] | None:
-    """What running a stage does: under the key's lease, reuse a conclusion or make one."""
-    while True:
-        try:
-            with Lease(store, "stages/key.json", seconds=_LEASE_SECONDS) as lease:
-                if lease.conclusion is None:
-                    digest = store.publish("checkpoint", directory).digest
-                    lease.conclude({"digest": digest})
-                    concluded.append(digest)
-                return lease.conclusion
-        except (LeaseHeld, LeaseLost):
-            pause()

@@ -11,7 +11,6 @@ import pytest
 from s3_faults import (
     Fault,
     Faults,
-    When,
     after,
     always,
     damaged,
@@ -19,7 +18,6 @@ from s3_faults import (
     is_a,
     reset_after,
     reset_before,
-    stale,
     truncated,
 )
 
@@ -93,16 +91,6 @@ def test_a_server_that_stays_away_is_a_transient_error_after_a_bounded_number_of
     assert 3 <= len(faults.requests) <= 10
 
 
-def test_a_range_of_which_nothing_ever_arrives_is_a_transient_error(
-    store: S3Store, faults: Faults, weights: Path
-) -> None:
-    ref = store.publish("checkpoint", weights)
-    faults.inject(truncated, when=is_a("GET", "config.json"), times=1000)
-    with pytest.raises(Transient, match="no answer"):
-        store.fetch(ref)
-    assert store.exists(ref)
-
-
 def test_wrong_bytes_are_fetched_once_more(store: S3Store, faults: Faults, weights: Path) -> None:
     ref = store.publish("checkpoint", weights)
     faults.inject(damaged, when=is_a("GET", "model.bin"))
@@ -134,27 +122,6 @@ def test_an_object_replaced_while_it_is_read_gives_no_mixture(
         store.fetch(ref)
 
 
-def test_an_object_replaced_by_its_equal_is_read_again_from_the_start(
-    store: S3Store, faults: Faults, weights: Path, s3_client: Any
-) -> None:
-    ref = store.publish("checkpoint", weights)
-    bucket, prefix = store._blobs._config.bucket_and_prefix
-    key, content = f"{prefix}/artifacts/{ref.kind}/{ref.digest}/model.bin", (weights / "model.bin").read_bytes()
-    replace = after(lambda: s3_client.put_object(Bucket=bucket, Key=key, Body=content))  # one part: another ETag
-    faults.inject(replace, when=is_a("GET", "model.bin"), skip=1)
-    assert (store.fetch(ref) / "model.bin").read_bytes() == content
-
-
-def test_an_object_replaced_while_it_is_verified_is_named(
-    store: S3Store, faults: Faults, weights: Path, s3_client: Any
-) -> None:
-    ref = store.publish("checkpoint", weights)
-    bucket, prefix = store._blobs._config.bucket_and_prefix
-    key = f"{prefix}/artifacts/{ref.kind}/{ref.digest}/model.bin"
-    faults.inject(after(lambda: s3_client.put_object(Bucket=bucket, Key=key, Body=b"x")), when=is_a("GET", "model.bin"))
-    assert [(found.path, found.problem) for found in store.verify(ref)] == [("model.bin", "changed while it was read")]
-
-
 LOST = ANYWHERE | {"409": CONDITIONAL["409"]}
 
 
@@ -180,45 +147,6 @@ def test_a_document_that_somebody_else_wrote_while_an_answer_was_lost_is_a_confl
     document = other.read_document(POINTERS)
     assert document is not None
     assert document.value == {"by": "other"}
-
-
-def test_every_attempt_failing_after_the_write_was_served_is_still_a_write(store: S3Store, faults: Faults) -> None:
-    faults.inject(error(500, "InternalError", served=True), when=is_a("PUT", POINTERS), times=1)
-    faults.inject(error(500, "InternalError"), when=is_a("PUT", POINTERS), times=100)
-    revision = store.write_document(POINTERS, {"n": 1}, None)
-    faults.heal()
-    store.write_document(POINTERS, {"n": 2}, revision)
-
-
-def test_a_conflict_that_stays_is_a_conflict(store: S3Store, faults: Faults) -> None:
-    faults.inject(CONDITIONAL["409"], when=is_a("PUT", POINTERS), times=100)
-    with pytest.raises(Conflict):
-        store.write_document(POINTERS, {"n": 1}, None)
-    assert 3 <= len(faults.seen(is_a("PUT", POINTERS))) <= 10
-
-
-def test_a_stale_read_of_a_document_cannot_overwrite_what_came_after(store: S3Store, faults: Faults) -> None:
-    first = store.write_document(POINTERS, {"n": 1}, None)
-    assert store.read_document(POINTERS) is not None
-    store.write_document(POINTERS, {"n": 2}, first)
-    faults.inject(stale, when=is_a("GET", POINTERS))
-    document = store.read_document(POINTERS)
-    assert document is not None
-    assert document.value == {"n": 1}
-    with pytest.raises(Conflict):
-        store.write_document(POINTERS, {"n": 3}, document.revision)
-
-
-@pytest.mark.parametrize("when", [is_a("GET", "_COMPLETE.json"), is_a("GET", list_type="2")], ids=["marker", "listing"])
-def test_a_publication_that_is_shown_an_older_store_changes_nothing(
-    store: S3Store, faults: Faults, weights: Path, when: When
-) -> None:
-    ref = store.publish("checkpoint", weights)
-    written = store.manifest(ref).provenance
-    faults.inject(stale, when=when)
-    assert store.publish("checkpoint", weights) == ref
-    assert store.verify(ref) == []
-    assert store.manifest(ref).provenance == written
 
 
 @pytest.mark.parametrize("name", ["_MANIFEST.json", "_COMPLETE.json"])

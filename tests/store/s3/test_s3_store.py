@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from s3_faults import Faults, after, always, error, is_a, reset_before
+from s3_faults import Faults, always, error, is_a, reset_before
 
 from llm_pipeline.adapters.s3.store import S3Store
-from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError, Terminal, Transient, Unsupported
+from llm_pipeline.base.errors import ConfigError, PipelineError, Terminal, Transient
 from llm_pipeline.config.store import StoreModel
-from llm_pipeline.store import open_store
 
 PART = 1000
 PARTS = 5
@@ -48,39 +45,10 @@ def test_after_an_interruption_only_the_files_that_are_not_there_are_sent(
     assert store.verify(ref) == []
 
 
-def test_an_upload_that_somebody_aborts_begins_anew(
-    store: S3Store, faults: Faults, weights: Path, s3_client: Any
-) -> None:
-    bucket, prefix = store._blobs._config.bucket_and_prefix
-
-    def abort() -> None:
-        (begun,) = s3_client.list_multipart_uploads(Bucket=bucket, Prefix=prefix)["Uploads"]
-        s3_client.abort_multipart_upload(Bucket=bucket, Key=begun["Key"], UploadId=begun["UploadId"])
-
-    faults.inject(after(abort), when=A_PART)
-    assert store.verify(store.publish("checkpoint", weights)) == []
-
-
 def test_a_refusal_aborts_the_upload_and_leaves_nothing_of_it(store: S3Store, faults: Faults, weights: Path) -> None:
     faults.inject(error(403, "AccessDenied"), when=A_PART)
     with pytest.raises(Terminal, match="AccessDenied"):
         store.publish("checkpoint", weights)
-    assert len(faults.seen(is_a("DELETE", "model.bin", uploadId=""))) == 1
-    assert not [left for left in store.leftovers(timedelta(seconds=-5)) if left.transfer]
-
-
-def test_an_interrupt_aborts_the_upload_and_leaves_nothing_of_it(store: S3Store, faults: Faults, weights: Path) -> None:
-    def interrupt() -> None:
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        time.sleep(0.5)  # this is a thread of the upload: it goes on when the main one knows
-
-    faults.inject(after(interrupt), when=A_PART)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start background jobs that ignore it
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            store.publish("checkpoint", weights)
-    finally:
-        signal.signal(signal.SIGINT, before)
     assert len(faults.seen(is_a("DELETE", "model.bin", uploadId=""))) == 1
     assert not [left for left in store.leftovers(timedelta(seconds=-5)) if left.transfer]
 
@@ -105,26 +73,6 @@ def test_an_artifact_completed_since_it_was_listed_as_a_leftover_stays(
     ref = store.publish("checkpoint", weights)
     store.remove_leftover(left)
     assert store.verify(ref) == []
-
-
-@pytest.mark.parametrize("name", ["model.bin", "config.json"])
-def test_a_file_that_changes_while_it_is_published_makes_no_artifact(
-    store: S3Store, faults: Faults, weights: Path, name: str
-) -> None:
-    size = (weights / name).stat().st_size
-    faults.inject(after(lambda: (weights / name).write_bytes(os.urandom(size))), when=is_a("PUT", name))
-    with pytest.raises(IntegrityError, match=f"{name}: a file was .*changed while it was published"):
-        store.publish("checkpoint", weights)
-    assert list(store.artifacts()) == []
-    assert not [left for left in store.leftovers(timedelta(seconds=-5)) if left.transfer]
-
-
-def test_a_complete_artifact_is_not_sent_again(store: S3Store, faults: Faults, weights: Path) -> None:
-    store.publish("checkpoint", weights)
-    faults.heal()
-    store.publish("checkpoint", weights)
-    sent = {request.path.rpartition("/")[2] for request in faults.requests if request.method not in ("GET", "HEAD")}
-    assert sent == {"_COMPLETE.json"}  # which is renewed
 
 
 def test_only_what_is_missing_is_sent(store: S3Store, faults: Faults, weights: Path) -> None:
@@ -207,14 +155,6 @@ def test_an_interrupted_download_goes_on_with_the_files_that_are_there(
     assert not faults.seen(is_a("GET", "config.json"))
 
 
-def test_a_fetch_without_a_cache_says_what_to_configure(config: StoreModel, weights: Path) -> None:
-    store = S3Store(config.model_copy(update={"cache": None}))
-    ref = store.publish("checkpoint", weights)
-    with pytest.raises(ConfigError, match=r"store\.cache"):
-        store.fetch(ref)
-    assert store.verify(ref) == []
-
-
 @pytest.mark.parametrize(
     ("code", "answered", "hint"),
     [
@@ -240,17 +180,6 @@ def test_an_error_of_s3_says_what_to_do(
     assert raised.match(hint)
 
 
-def test_a_bucket_that_does_not_exist_is_a_wrong_configuration(config: StoreModel) -> None:
-    with pytest.raises(ConfigError, match="NoSuchBucket"):
-        open_store(config.model_copy(update={"uri": "s3://no-such-bucket/x"})).read_document("pointers/m.json")
-
-
-def test_an_endpoint_that_nobody_serves_is_transient(config: StoreModel, faults: Faults) -> None:
-    store = S3Store(config.model_copy(update={"endpoint": "http://127.0.0.1:9"}))
-    with pytest.raises(Transient, match=r"store\.endpoint"):
-        store.read_document("pointers/m.json")
-
-
 @pytest.mark.parametrize("profile", ["default", "build"])
 def test_a_refusal_names_where_the_credentials_come_from_and_no_secret(
     config: StoreModel, faults: Faults, profile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -269,24 +198,3 @@ def test_a_refusal_names_where_the_credentials_come_from_and_no_secret(
     assert "AWS_PROFILE" in told
     assert SECRET not in told
     assert TOKEN not in told
-
-
-def test_no_credentials_and_no_profile_are_told_apart(
-    s3_config: StoreModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(variable)
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
-    bare = s3_config.model_copy(update={"endpoint": "http://127.0.0.1:8"})
-    with pytest.raises(Terminal, match="AWS_ACCESS_KEY_ID"):
-        S3Store(bare).read_document("pointers/m.json")
-    monkeypatch.setenv("AWS_PROFILE", "nobody")
-    with pytest.raises(ConfigError, match="correct AWS_PROFILE"):
-        S3Store(bare).read_document("pointers/m.json")
-
-
-def test_without_boto3_the_store_says_what_to_install(s3_config: StoreModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    with pytest.raises(Unsupported, match="store-s3"):
-        open_store(s3_config)
