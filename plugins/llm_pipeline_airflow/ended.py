@@ -36,7 +36,10 @@ def on_dag_run_failed(dag_run: DagRun, msg: str) -> None:
     asked = Log.dag_id == dag_run.dag_id, Log.run_id == dag_run.run_id, Log.event == "patch_dag_run"
     by = session.scalar(select(Log.owner).where(*asked).order_by(Log.id.desc()).limit(1)) or "a person"
     noted = _NOTED.format(by=by, at=datetime.now(UTC))
-    dag_run.note = (f"{dag_run.note}\n\n{noted}" if dag_run.note else noted, None)
+    if dag_run.dag_run_note is None:
+        dag_run.note = (noted, None)
+    else:
+        dag_run.dag_run_note.content = f"{dag_run.note}\n\n{noted}"
     claim: Any = dag_run.get_task_instance("claim", session=session)
     if claim is None or claim.state == "skipped":
         dag_run.set_state(DagRunState.FAILED)
