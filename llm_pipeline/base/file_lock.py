@@ -61,18 +61,6 @@ def flocked_within(path: Path, seconds: float, error: PipelineError) -> Iterator
         yield
 
 
-def is_flocked(path: Path) -> bool:
-    """Whether somebody holds the lock on a file; not if there is no such file."""
-    try:
-        descriptor = os.open(path, os.O_RDWR)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    try:
-        return not _taken(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[int]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)

@@ -3,7 +3,6 @@
 | | |
 |---|---|
 | `init`, `plan`, `run`, `report`, `push`, `stage` | a release (`releases`) |
-| `formats` | what runs on which GPU, without a release (`formats`) |
 | `ls`, `show`, `verify`, `diff`, `claims`, `gc` | what a deployment's store holds (`store`) |
 | `status`, `start`, `stop`, `rollback`, `guard` | what serves users (`production`) |
 | `approve`, `approve-step`, `pause`, `resume` | what a person decides of a release on its way (`production`) |
@@ -67,10 +66,10 @@ def _refuse_empty(parser: ArgumentParser, arguments: Sequence[str]) -> None:
 
 
 def _parser() -> ArgumentParser:
-    from llm_pipeline.cli import doctor, editing, formats, production, serving, store
+    from llm_pipeline.cli import doctor, editing, production, serving, store
 
     tasks = {
-        "Releases": (releases, formats),
+        "Releases": (releases,),
         "The store": (store,),
         "Production": (production, doctor),
         "Servers": (serving,),

@@ -16,7 +16,7 @@ from llm_pipeline.planning.memory import MemoryFit
 from llm_pipeline.planning.model import Plan
 from llm_pipeline.planning.quantization_plan import GpuCost, RecipeCost
 from llm_pipeline.planning.stage_cost import PlannedStage, TotalCost
-from llm_pipeline.planning.target_plan import Capacity, TargetPlan
+from llm_pipeline.planning.target_plan import TargetPlan
 from llm_pipeline.planning.task_pool import TaskItems
 
 _GIGABYTE = 1e9
@@ -190,7 +190,7 @@ def _sum(total: TotalCost) -> list[str]:
     return [due, f"  GPUs: {hours}: {price}"]
 
 
-_HEADER = ("recipe", "format", "legal", "weights", "KV wanted", "KV free", "fits")
+_HEADER = ("recipe", "format", "legal", "weights", "KV wanted", "KV free", "fits", "max batch")
 _NUMBERS_FROM = 3
 
 
@@ -256,39 +256,20 @@ def _target(target: TargetPlan, ladder: Sequence[str]) -> list[str]:
             recipe.stored_format or recipe.weights,
             "yes" if recipe.legal else "NO",
             *_memory(recipe.memory),
-            *_capacity(recipe.capacity),
         )
         for recipe in target.recipes
     ]
-    lines += indented_columns([_header(target), *rows], _NUMBERS_FROM)
+    lines += indented_columns([_HEADER, *rows], _NUMBERS_FROM)
     lines += [f"  {r.recipe}: {r.reason} -> {r.nearest}" for r in target.recipes if not r.legal]
-    lines += [f"  {r.recipe}: {r.split.why} -> {r.split.change}" for r in target.recipes if r.legal and r.split]
     return [*lines, f"  ladder: {', '.join(ladder)}"] if len(ladder) > 1 else lines
-
-
-def _header(target: TargetPlan) -> tuple[str, ...]:
-    held = next((recipe.capacity for recipe in target.recipes if recipe.capacity), None)
-    if held is None:
-        return (*_HEADER, "batch", "length")
-    lengths = "/".join(_tokens(batch.tokens) for batch in held.batches)
-    return (*_HEADER, f"max batch, {lengths} tokens", f"max tokens, {held.sequences} requests")
 
 
 def _memory(fit: MemoryFit | None) -> tuple[str, ...]:
     if fit is None:
         return ("-",) * (len(_HEADER) - _NUMBERS_FROM)
     fits = "yes" if fit.fits else "NO"
-    return (byte_size(fit.weights), byte_size(fit.kv_wanted), byte_size(fit.kv_available), fits)
-
-
-def _capacity(held: Capacity | None) -> tuple[str, ...]:
-    if held is None:
-        return "-", "-"
-    return "/".join(str(batch.batch) for batch in held.batches), str(held.longest_request)
-
-
-def _tokens(count: int) -> str:
-    return f"{count // 1024}k" if count % 1024 == 0 else str(count)
+    kept = (fit.kv_wanted, fit.kv_available)
+    return (byte_size(fit.weights), *map(byte_size, kept), fits, str(fit.largest_batch))
 
 
 def _disk(plan: Plan) -> list[str]:

@@ -1,11 +1,7 @@
-"""One target of a plan: whether every recipe is legal there, loads and fits, what fits beside it, and the best split.
+"""One target of a plan: whether every recipe is legal there, loads and fits.
 
 An engine loads a model by its architecture, and by how a published checkpoint is quantized already: its adapter judges
 that (`judge_model`), with the Transformers that is installed in the model environment.
-
-The best split takes the fewest GPUs that hold the model, by tensor parallelism first. Tensor parallel ranks talk in
-every layer, so they stay inside one host, with NVLink between its GPUs; a pipeline goes beyond, and costs latency.
-Where there is no NVLink, the advice says so.
 """
 
 from __future__ import annotations
@@ -18,7 +14,7 @@ from llm_pipeline.base.records import Frozen
 from llm_pipeline.catalog.tables import find_container, find_gpu
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
-from llm_pipeline.config.target import TOKENS_PER_BLOCK, EngineBuilderName, EngineLimits, Parallelism, Target
+from llm_pipeline.config.target import EngineBuilderName, EngineLimits, Parallelism, Target
 from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning import host
@@ -30,25 +26,14 @@ from llm_pipeline.release.loading import LoadedRelease
 _PAIR = 2
 
 
-def pcie_reason(target: Target, tensor: int) -> str | None:
-    """Why that many tensor parallel ranks would talk over PCIe; None where NVLink joins them.
-
-    Raises:
-        ConfigError: The target's accelerator is not in the GPU catalog.
-    """
-    nvlink = find_gpu(target.accelerator).nvlink
-    if nvlink is True or tensor == 1:
-        return None
-    if nvlink == "bridge":
-        return f"NVLink bridges join pairs of {target.accelerator} only" if tensor > _PAIR else None
-    return f"{target.accelerator} has no NVLink"
-
-
 def interconnect_warnings(target: Target) -> tuple[str, ...]:
-    """One line, where a target's tensor parallel ranks would talk over PCIe."""
-    tensor = target.parallelism.tensor
-    if (reason := pcie_reason(target, tensor)) is None:
+    """One line, where a target's tensor parallel ranks would talk over PCIe in every layer."""
+    tensor, nvlink = target.parallelism.tensor, find_gpu(target.accelerator).nvlink
+    if nvlink is True or tensor == 1 or (nvlink == "bridge" and tensor <= _PAIR):
         return ()
+    reason = f"{target.accelerator} has no NVLink"
+    if nvlink == "bridge":
+        reason = f"NVLink bridges join pairs of {target.accelerator} only"
     return (f"tensor parallelism {tensor} goes over PCIe in every layer ({reason}): a pipeline sends far less",)
 
 
@@ -194,143 +179,6 @@ def fits_with(target: Target, recipe: QuantizationRecipe, facts: ModelFacts, wei
     return not _cannot_split(facts, parallelism) and _fit(target, in_format(recipe, weights), facts, parallelism).fits
 
 
-_LENGTHS = (2048, 8192, 32_768, 131_072)
-
-
-class BatchAtLength(Frozen):
-    """How many requests of so many tokens, prompt and output together, are held at once."""
-
-    tokens: int
-    batch: int
-
-
-class Capacity(Frozen):
-    """What fits beside the weights.
-
-    Attributes:
-        batches: The largest batch by length: of the target's own longest request, and of usual lengths.
-        sequences: The target's `limits.maximum_sequences`.
-        longest_request: Tokens of the longest requests of which so many fit at once, in whole blocks, and no more than
-            the model's context; 0 when not even the shortest do.
-    """
-
-    batches: tuple[BatchAtLength, ...]
-    sequences: int
-    longest_request: int
-
-
-def capacity(target: Target, recipe: QuantizationRecipe, facts: ModelFacts) -> Capacity | None:
-    """What a target holds; None when the model cannot be split as the target says.
-
-    Raises:
-        ConfigError: The target's accelerator is not in the GPU catalog.
-    """
-    if judge_memory(target, recipe, facts)[0] is None:
-        return None
-    wanted = min(target.limits.maximum_tokens_per_request, facts.context_length)
-    lengths = sorted({wanted, *(length for length in _LENGTHS if length <= facts.context_length)})
-    fits = [(length, _fit_tokens(target, recipe, facts, length)) for length in lengths]
-    return Capacity(
-        batches=tuple(BatchAtLength(tokens=length, batch=fit.largest_batch) for length, fit in fits if fit),
-        sequences=target.limits.maximum_sequences,
-        longest_request=_longest(target, recipe, facts),
-    )
-
-
-def _longest(target: Target, recipe: QuantizationRecipe, facts: ModelFacts) -> int:
-    """By bisection: more tokens never fit better."""
-    block = TOKENS_PER_BLOCK
-    held, too_long = 0, facts.context_length // block + 1
-    while too_long - held > 1:
-        middle = (held + too_long) // 2
-        fit = _fit_tokens(target, recipe, facts, middle * block)
-        held, too_long = (middle, too_long) if fit and fit.fits else (held, middle)
-    return held * block
-
-
-def _fit_tokens(target: Target, recipe: QuantizationRecipe, facts: ModelFacts, tokens: int) -> MemoryFit | None:
-    limits = target.limits.model_copy(update={"maximum_tokens_per_request": tokens})
-    return judge_memory(target.model_copy(update={"limits": limits}), recipe, facts)[0]
-
-
-_STEPS = (1, 2, 4, 8)
-
-
-class SplitAdvice(Frozen):
-    """A better split than the configured one.
-
-    Attributes:
-        gpus: GPUs of one engine.
-        why: What it is better in.
-    """
-
-    tensor: int
-    pipeline: int
-    gpus: int
-    why: str
-
-    @property
-    def change(self) -> str:
-        """What to write into the target."""
-        split = f"{{ tensor: {self.tensor}, pipeline: {self.pipeline} }}"
-        return f"parallelism: {split}, accelerator_count: {self.gpus}"
-
-
-def advise_split(target: Target, recipe: QuantizationRecipe, facts: ModelFacts) -> SplitAdvice | None:
-    """The best split for what the target's limits ask for; None where it is configured, or none fits.
-
-    Raises:
-        ConfigError: The target's accelerator is not in the GPU catalog.
-    """
-    if target.accelerator == "cpu":
-        return None
-    best = next(
-        (split for split in _splits(facts, target.gpus_per_node) if _split_fits(target, recipe, facts, split)), None
-    )
-    now = target.parallelism
-    if best is None or (best.tensor, best.pipeline) == (now.tensor, now.pipeline):
-        return None
-    over_pcie = pcie_reason(target, best.tensor)
-    why = _why(target, best, fits=_split_fits(target, recipe, facts, now), over_pcie=over_pcie is not None)
-    if why is None:
-        return None
-    if over_pcie:
-        why += f"; its ranks would communicate over PCIe in every layer ({over_pcie})"
-    return SplitAdvice(tensor=best.tensor, pipeline=best.pipeline, gpus=best.world_size, why=why)
-
-
-def _why(target: Target, best: Parallelism, *, fits: bool, over_pcie: bool) -> str | None:
-    now = target.parallelism
-    gpus = f"{best.world_size} GPU{'s' if best.world_size > 1 else ''}"
-    if not fits:
-        return f"it fits on {gpus}"
-    if best.world_size < now.world_size:
-        return f"what the limits ask for fits on {gpus} of the {now.world_size}: more only make it faster"
-    if now.tensor > target.gpus_per_node:
-        return f"tensor parallelism {now.tensor} leaves the NVLink of one node of {target.gpus_per_node}"
-    if best.tensor > now.tensor and not over_pcie:
-        return "tensor parallel ranks answer sooner than the stages of a pipeline"
-    return None
-
-
-def _splits(facts: ModelFacts, gpus_per_node: int) -> Iterator[Parallelism]:
-    """Fewest GPUs first; of as many, the shortest pipeline."""
-    splits = [
-        Parallelism(tensor=tensor, pipeline=pipeline)
-        for tensor in _STEPS
-        if tensor <= gpus_per_node
-        for pipeline in _STEPS
-        if facts.attention_heads % tensor == 0 and pipeline <= facts.layers
-    ]
-    yield from sorted(splits, key=lambda split: (split.world_size, split.pipeline))
-
-
-def _split_fits(target: Target, recipe: QuantizationRecipe, facts: ModelFacts, split: Parallelism) -> bool:
-    changes = {"parallelism": split, "accelerator_count": split.world_size}
-    fit, _ = judge_memory(target.model_copy(update=changes), recipe, facts)
-    return fit is not None and fit.fits
-
-
 class RecipePlan(Frozen):
     """One recipe on one target.
 
@@ -341,8 +189,6 @@ class RecipePlan(Frozen):
         nearest: The nearest choice that is legal; empty when legal.
         warnings: What is not known, or not as asked for.
         memory: The memory of one rank; None where the model's sizes are not known.
-        capacity: Batches and lengths that fit; None where the model's sizes are not known, or it cannot be split so.
-        split: A better split over GPUs, if there is one.
     """
 
     recipe: str
@@ -353,8 +199,6 @@ class RecipePlan(Frozen):
     nearest: str = ""
     warnings: tuple[str, ...] = ()
     memory: MemoryFit | None = None
-    capacity: Capacity | None = None
-    split: SplitAdvice | None = None
 
 
 class TargetPlan(Frozen):
@@ -471,17 +315,11 @@ def _plan_recipe(
     if isinstance(loads, Refused):
         return plan.model_copy(update={"legal": False, "reason": loads.reason, "nearest": loads.nearest})
     memory, too_large = judge_memory(target, recipe, facts)
-    split = advise_split(target, recipe, facts)
-    nearest = too_large.nearest if too_large else ""
-    if too_large and split and split.change not in nearest:
-        nearest = f"{split.change}, or {nearest}"
     figures = {
         "legal": too_large is None,
         "reason": too_large.reason if too_large else "",
-        "nearest": nearest,
+        "nearest": too_large.nearest if too_large else "",
         "warnings": (*plan.warnings, *loads.warnings),
         "memory": memory,
-        "capacity": capacity(target, recipe, facts),
-        "split": split,
     }
     return plan.model_copy(update=figures)

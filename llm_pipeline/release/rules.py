@@ -13,7 +13,7 @@ Ask about an instance once everything that it comes after has ended.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 
 from llm_pipeline.release.step import Effect, Ending, Kind, Start
 from llm_pipeline.release.tasks import Instance, Task
@@ -54,11 +54,6 @@ class Endings:
 
     def __contains__(self, instance: Instance) -> bool:
         return instance.key in self._ended
-
-    @property
-    def by_key(self) -> Mapping[Key, Ending]:
-        """How each ended, by the id of its task and the item."""
-        return self._ended
 
     def of(self, instance: Instance, task_ids: Iterable[str]) -> list[Ending]:
         """How tasks ended: in the instance's own lane for its item, elsewhere for all items."""

@@ -38,7 +38,6 @@ from llm_pipeline_airflow.ended import who_ended
 from llm_pipeline_airflow.faults import refused
 from llm_pipeline_airflow.form import overrides_of, who_started
 from llm_pipeline_airflow.job_trigger import JobTrigger, may_be_watched, watched_job
-from llm_pipeline_airflow.lineage import lineage_of
 from llm_pipeline_airflow.links import ReleaseReportLink
 from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.placement import queue_of
@@ -46,7 +45,6 @@ from llm_pipeline_airflow.runs import remember_run
 from llm_pipeline_airflow.states import failed, require_any, task_states, unsuccessful
 
 if TYPE_CHECKING:
-    from airflow.providers.openlineage.extractors import OperatorLineage
     from airflow.sdk import Context
     from pydantic import JsonValue
 
@@ -248,12 +246,6 @@ class StageOperator(ResumableJobMixin, BaseOperator):
             return None
         event = judged(origin, self._result)
         return (event,) if event else ()
-
-    def get_openlineage_facets_on_complete(self, _task_instance: Any) -> OperatorLineage | None:
-        """What the stage read and made, for Airflow's OpenLineage provider; None for one that made the release."""
-        if self._result is None or not self.release_id:
-            return None
-        return lineage_of(self.flow(), self._result)
 
     def submit_job(self, context: Context) -> JsonValue:
         """Start the stage's process; see `ResumableJobMixin`."""

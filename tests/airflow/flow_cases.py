@@ -61,7 +61,7 @@ def _passed_over(endings: Endings, instance: Instance) -> bool:
 
 
 def _passed(endings: Endings) -> set[str]:
-    found = endings.by_key.items()
+    found = endings._ended.items()
     return {item for (task, item), ending in found if task.endswith(".accuracy") and ending is Ending.GOOD}
 
 

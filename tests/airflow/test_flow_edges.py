@@ -51,7 +51,7 @@ def run_at_once(tasks: tuple[Task, ...], case: Case, seed: int) -> tuple[list[In
             endings.end(one, ending)
             continue
         started.append(one)
-        ended_before[one] = set(endings.by_key)
+        ended_before[one] = set(endings._ended)
         running.append(one)
     return started, ended_before
 
@@ -59,7 +59,7 @@ def run_at_once(tasks: tuple[Task, ...], case: Case, seed: int) -> tuple[list[In
 def may_end(instance: Instance, endings: Endings, tasks: tuple[Task, ...]) -> bool:
     """Whether Airflow looks at a task now: all before it have ended, or one of them so that it is not to start."""
     keys = before(instance, tasks)
-    ended = [endings.by_key[key] for key in keys if key in endings.by_key]
+    ended = [endings._ended[key] for key in keys if key in endings._ended]
     decides, all_good = instance.task.step.decides, instance.task.start is Start.ALL_GOOD
     stopped = all_good and any(one is not Ending.GOOD for one in ended)
     return len(ended) == len(keys) or (decides and stopped)

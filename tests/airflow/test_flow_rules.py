@@ -94,7 +94,7 @@ def test_a_declined_approval_moves_no_traffic(tasks):
 
 
 def test_every_instance_ends_somehow(tasks, case):
-    ended = walk(tasks, case).endings.by_key
+    ended = walk(tasks, case).endings._ended
     assert len(ended) == sum(len(task.items) for task in tasks)
 
 

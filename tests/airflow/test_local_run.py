@@ -129,7 +129,7 @@ def test_a_killed_run_leaves_nothing_behind_and_the_next_one_takes_it_up(release
     started, ended = run(Case(), fresh=False)
     tasks = release_tasks(load_release(release.config).release, RECIPES)
     assert (started, ended) == (walk(tasks, Case()).started, Verdict.GO)
-    assert Ending.FAILED not in walk(tasks, Case()).endings.by_key.values()
+    assert Ending.FAILED not in walk(tasks, Case()).endings._ended.values()
 
 
 def test_people_are_told_what_a_dag_tells_them(run, told):

@@ -7,11 +7,7 @@ from datetime import timedelta
 import pytest
 from airflow.models.dagrun import DagRun
 from llm_pipeline_airflow.dag_factory import release_dag
-from llm_pipeline_airflow.lineage import data_sets, lineage_of
-from llm_pipeline_airflow.operators import ResolveOperator
 
-from llm_pipeline.release.record import read_release_record
-from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.store import open_store
 
 pytestmark = pytest.mark.slow
@@ -83,38 +79,6 @@ def test_people_are_told_once(promoted, told):
     assert titles.count(f"Download of {release_id}: failed, and is tried again") == 1
     assert titles.count(f"Accuracy gate small of {release_id}: NO_GO") == 1
     assert not [title for title in titles if title.endswith(": failed")]
-
-
-def test_lineage_goes_from_the_commit_to_the_endpoint(release, promoted):
-    def named(stage: str, subject: str = "") -> tuple[list[str], list[str]]:
-        read, made = data_sets(flow, flow.result(stage, subject))
-        return [one[1] for one in read], [one[1] for one in made]
-
-    flow = ReleaseProgress(release.store, read_release_record(release.store, "tiny-01234567-00000000"))
-    assert named("download")[0] == ["demo/tiny"]
-    assert named("settle", "cpu-a")[1] == ["here/cpu-a"]
-    for stage, subject, of in (("quantize", "large", "download"), ("build", "cpu-a", "quantize")):
-        before = named(of, "large" if of == "quantize" else "")[1]
-        assert set(named(stage, subject)[0]) & set(before), stage
-
-
-def test_the_provider_of_openlineage_gets_each_data_set_with_its_version(release, promoted):
-    pytest.importorskip("airflow.providers.openlineage", reason="the provider is not installed, as in our constraints")
-    flow = ReleaseProgress(release.store, read_release_record(release.store, "tiny-01234567-00000000"))
-    built = flow.result("build", "cpu-a")
-    told = lineage_of(flow, built)
-    assert [one.facets["version"].datasetVersion for one in told.outputs] == [built.artifacts["engine"].digest]
-    assert {one.namespace for one in (*told.inputs, *told.outputs)} == {"file"}
-    (fetched,) = (one for one in lineage_of(flow, flow.result("download", "")).inputs if one.name == "demo/tiny")
-    assert fetched.facets["version"].datasetVersion == flow.record.model.commit
-
-
-def test_the_stage_that_names_the_release_tells_openlineage_nothing(release, promoted):
-    operator = ResolveOperator(task_id="resolve", config_path=str(release.config))
-    operator._result = ReleaseProgress(
-        release.store, read_release_record(release.store, "tiny-01234567-00000000")
-    ).result("resolve")
-    assert operator.get_openlineage_facets_on_complete(None) is None
 
 
 def test_a_reused_result_says_so_in_its_label(stopped):

@@ -186,6 +186,21 @@ def test_a_smaller_format_is_advised_only_where_the_targets_own_engine_reads_it(
     assert advice in refused.nearest
 
 
+@pytest.mark.parametrize(
+    ("gpus_per_node", "nearest"),
+    [
+        (8, "parallelism.tensor: 8 with accelerator_count: 8"),
+        (4, "an accelerator with more memory: no format that runs on this one makes the model fit"),
+    ],
+)
+def test_tensor_parallel_ranks_beyond_one_host_are_no_advice(gpus_per_node: int, nearest: str):
+    limits = {"maximum_sequences": 16, "maximum_tokens_per_request": 8192}
+    one = judging.gpu_target("L40S", gpus_per_node=gpus_per_node, limits=limits)
+    _, refused = judge_memory(one, recipe("none"), LLAMA_70B)
+    assert refused is not None
+    assert refused.nearest == nearest
+
+
 def test_experts_are_not_spread_where_there_are_none():
     target = gpu_target(accelerator_count=2, parallelism={"tensor": 2, "expert": 2})
     fit, refused = judge_memory(target, recipe("fp8"), LLAMA_8B)

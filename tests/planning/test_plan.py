@@ -228,14 +228,6 @@ def test_a_container_without_a_digest_is_a_warning_with_how_to_pin_it(configs: P
     assert any(line.startswith(pin.removeprefix("h100, ")) for line in plan.warnings)
 
 
-def test_a_split_that_wastes_gpus_is_told_with_the_better_one(configs: Path, edit):
-    edit("targets/h200.yaml", "accelerator_count: 1", "accelerator_count: 2")
-    edit("targets/h200.yaml", "tensor: 1", "tensor: 2")
-    text = format_plan(plan_release(real(configs), store_seconds=0))
-    assert "fp8_chat: what the limits ask for fits on 1 GPU of the 2" in text
-    assert "-> parallelism: { tensor: 1, pipeline: 1 }, accelerator_count: 1" in text
-
-
 def test_the_plan_is_written_where_it_is_wanted(configs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     output = tmp_path / "plans" / "demo"
     assert main(["plan", str(demo(configs)), "--output", str(output), "--json"]) == ExitCode.GO

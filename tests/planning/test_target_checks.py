@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from judging import TRITON_1_2_1, WITHOUT_PAGED_CONTEXT, gpu_target, judge, recipe, refusal
-from published import config_of, known_facts
+from judging import WITHOUT_PAGED_CONTEXT, gpu_target, judge, recipe, refusal
+from published import config_of
 
 from llm_pipeline.adapters.tensorrt_llm.plan import compiled_weights, target_problem
 from llm_pipeline.base.errors import ConfigError, Unsupported
@@ -17,10 +17,8 @@ from llm_pipeline.model_facts.reader import ModelDocuments, read_facts
 from llm_pipeline.planning.compatibility import Legal
 from llm_pipeline.planning.plan import plan_release
 from llm_pipeline.planning.release_checks import check_recipes
-from llm_pipeline.planning.target_plan import advise_split, target_warnings
+from llm_pipeline.planning.target_plan import target_warnings
 from llm_pipeline.release.loading import load_release
-
-LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 
 
 def engine(accelerator: str = "L40S", **changes: Any) -> Target:
@@ -148,21 +146,6 @@ def test_every_gpu_says_whether_it_has_nvlink():
 def test_tensor_parallel_ranks_without_nvlink_between_them_are_told(accelerator: str, tensor: int, over_pcie: bool):
     found = target_warnings(gpu_target(accelerator, **split(tensor)))
     assert any(f"tensor parallelism {tensor} goes over PCIe" in line for line in found) is over_pcie
-
-
-def test_the_advice_on_splits_says_when_it_leads_over_pcie_and_prefers_no_tensor_ranks_there():
-    shape = known_facts("meta-llama/Llama-3.1-70B")
-    assert shape is not None
-    asked = {"engine": "tensorrt_llm_llmapi", "container": TRITON_1_2_1}
-    advice = advise_split(gpu_target("L40S", **asked), recipe("fp8"), shape)
-    assert advice is not None
-    assert advice.tensor > 1
-    assert "over PCIe in every layer (L40S has no NVLink)" in advice.why
-    alone = advise_split(gpu_target("L40S", gpus_per_node=1, **asked), recipe("fp8"), shape)
-    assert alone is not None
-    assert (alone.tensor, "PCIe" in alone.why) == (1, False)
-    pipeline = gpu_target("L40S", **split(1, advice.gpus), **asked)
-    assert advise_split(pipeline, recipe("fp8"), shape) is None
 
 
 def released(configs, recipe_yaml: str) -> Any:

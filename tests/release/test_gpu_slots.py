@@ -18,7 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from deployment_here import place_document
 from store_history import TARGET, History
 
-from llm_pipeline.base.file_lock import is_flocked
+from llm_pipeline.base.errors import Transient
+from llm_pipeline.base.file_lock import flocked_within
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.deployment import QuantizationHost, TargetPlace, WorkerGroup, Workers
 from llm_pipeline.release import execute as execution
@@ -35,6 +36,15 @@ with held(HostGpus(pool="gpus", there=2, taken=int(sys.argv[2])), Path(sys.argv[
     print("held", flush=True)
     time.sleep(600)
 """
+
+
+def is_locked(path: Path) -> bool:
+    """Whether somebody holds the lock on a file."""
+    try:
+        with flocked_within(path, 0, Transient("held")):
+            return False
+    except Transient:
+        return True
 
 
 @contextmanager
@@ -79,7 +89,7 @@ def test_a_stage_waits_for_gpus_that_another_process_holds_until_it_is_killed(tm
 def test_a_stage_of_two_gpus_is_not_starved_by_those_of_one(tmp_path):
     with another_stage(tmp_path, 1) as first:
         _, of_two = in_the_background(tmp_path, 2)
-        until(lambda: is_flocked(tmp_path / "gpus/gpus.turn"))
+        until(lambda: is_locked(tmp_path / "gpus/gpus.turn"))
         _, of_one = in_the_background(tmp_path, 1)
         assert not of_one.wait(1.0)
         first.kill()
@@ -96,7 +106,7 @@ def test_a_stage_that_computes_holds_them_and_one_that_is_reused_does_not(tmp_pa
     gpus = HostGpus(pool="gpus", there=1, taken=1)
 
     def run(_context) -> StageOutput:
-        seen.append(is_flocked(tmp_path / "work/gpus/gpus.0"))
+        seen.append(is_locked(tmp_path / "work/gpus/gpus.0"))
         return StageOutput()
 
     stage = Stage(name="quantize", version=1, config=_Config, run=run, environment="model", publishes=False)

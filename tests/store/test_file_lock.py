@@ -14,7 +14,7 @@ import pytest
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base import file_lock
 from llm_pipeline.base.errors import Transient
-from llm_pipeline.base.file_lock import HolderStopped, flocked, flocked_within, is_flocked
+from llm_pipeline.base.file_lock import HolderStopped, flocked, flocked_within
 from llm_pipeline.canary.record import lease_name, take_over
 from llm_pipeline.store.artifact_store import Conflict
 from llm_pipeline.store.lease import Lease, lease_of
@@ -80,12 +80,10 @@ def test_a_bounded_wait_ends_with_the_given_error_whatever_the_holder_does(tmp_p
         with pytest.raises(Transient) as told, flocked_within(tmp_path / "lock", seconds, busy):
             pass
         assert told.value is busy
-    assert is_flocked(tmp_path / "lock")
     holder.kill()
     holder.wait()
-    assert not is_flocked(tmp_path / "lock"), "the kernel frees the lock of a dead process"
     with flocked_within(tmp_path / "lock", 0.0, busy):
-        assert is_flocked(tmp_path / "lock")
+        pass  # the kernel frees the lock of a dead process
 
 
 def test_a_rollback_ends_an_owner_that_was_stopped_in_a_renewal(tmp_path: Path, stopped: Start) -> None:
