@@ -16,10 +16,8 @@ from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, canary_record_name
 from llm_pipeline.cli import main
 from llm_pipeline.config.store import Signing
-from llm_pipeline.inspection.comparison import Change, changes
 from llm_pipeline.inspection.listing import LISTINGS
 from llm_pipeline.inspection.showing import ArtifactView, show
-from llm_pipeline.inspection.table import shortened
 from llm_pipeline.inspection.verification import verify_reference
 from llm_pipeline.release.record import release_record_name
 from llm_pipeline.store.lease import Lease
@@ -199,16 +197,6 @@ class TestDamage:
         assert f"{MODEL}  running: release {SECOND}" in output
         assert "DAMAGED  claims/demo/other.json" in output
         history.claim(None)
-
-
-def test_two_long_texts_show_where_they_differ():
-    one = (
-        "Not worse than the baseline by more than the margin: loss +0.00 points, on 1000 items. Stopped at look 1 of 9."
-    )
-    change = Change(path="summary", kind="changed", before=one, after=one.replace("0.00", "0.10"))
-    before, after = str(change).removeprefix("summary: ").split(" -> ")
-    assert "+0.00" in before
-    assert "+0.10" in after
 
 
 class TestShowing:
@@ -405,28 +393,3 @@ def test_a_store_in_s3_is_looked_into_in_the_same_way(s3, tmp_path):
     assert (view.signature, view.users) == ("none", (f"{release_id}: download checkpoint",))
     verified = list(verify_reference(history.store, resolve_reference(history.store, release_id)))
     assert [one.problems for one in verified] == [(), ()]
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "said"),
-    [
-        ({"a": {"b": 1}}, {"a": {"b": 2}}, ["a.b: 1 -> 2"]),
-        ({"a": 1}, {"b": 1}, ["a: 1 -> (none)", "b: (none) -> 1"]),
-        ({"a": None}, {}, ["a: null -> (none)"]),
-        ([1, 2], [1, 3, 4], ["1: 2 -> 3", "2: (none) -> 4"]),
-        (
-            [{"name": "x", "v": 1}],
-            [{"name": "w"}, {"name": "x", "v": 2}],
-            ["x.v: 1 -> 2", 'w: (none) -> {"name": "w"}'],
-        ),
-        ({"a": [1]}, {"a": 1}, ["a: [1] -> 1"]),
-        ({"a": 1}, {"a": True}, ["a: 1 -> true"]),
-        ({"a": 1}, {"a": 1}, []),
-    ],
-)
-def test_values_are_compared_by_dotted_path(before, after, said):
-    assert [str(change) for change in changes(before, after)] == said
-
-
-def test_long_values_are_shortened_in_their_middle():
-    assert shortened("a" * 50 + "b" * 50, 23) == "a" * 10 + "..." + "b" * 10

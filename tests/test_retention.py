@@ -22,7 +22,6 @@ from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.canary.record import Phase
 from llm_pipeline.config.store import store_settings
 from llm_pipeline.hub.kept_data_sets import kept_data_sets, remove_kept, using
-from llm_pipeline.release.execute import read_stage_record
 from llm_pipeline.retention import RetentionReport, collect_garbage
 from llm_pipeline.store.place_state import read_place
 
@@ -96,24 +95,6 @@ def test_the_same_is_done_in_s3(s3, tmp_path: Path):
     assert is_whole(history, new)
 
 
-def test_nobody_can_reuse_what_a_removed_release_has_made(history: History):
-    key = history.stage(history.release(1), "download", produces=("checkpoint",)).key
-    history.release(2)
-    collect(history, days=2)
-    assert read_stage_record(history.store, key) is None
-
-
-def test_a_stage_result_that_a_kept_release_uses_stays_whoever_computed_it(history: History):
-    old = history.resolve(1)
-    first = history.stage(old, "download", config={"same": 1}, content="same", produces=("checkpoint",))
-    new = history.resolve(2)
-    history.stage(new, "download", config={"same": 1}, content="same", produces=("checkpoint",))
-    collect(history, days=2)
-    assert kept(history) == {new}
-    assert read_stage_record(history.store, first.key) is not None
-    assert is_whole(history, new)
-
-
 @pytest.mark.parametrize("way", ["production", "previous", "canary", "claim"])
 def test_a_release_in_use_stays_however_old_it_is(history: History, way: str, tmp_path: Path):
     used = history.release(1)
@@ -135,19 +116,6 @@ def test_a_release_in_use_stays_however_old_it_is(history: History, way: str, tm
     assert reasons(report, used)
 
 
-def test_what_only_looks_in_use_goes(history: History):
-    """Each is the other side of a case above."""
-    done = history.release(1)
-    history.canary(done, Phase.ROLLED_BACK)
-    history.settle(history.release(2))
-    history.settle(history.release(3))
-    history.settle(history.release(4))
-    history.claim(done, silent_hours=72)
-    collect(history, days=2)
-    assert done not in kept(history)
-    assert len(kept(history)) == 2
-
-
 def test_the_newest_of_each_config_and_the_young_stay(tmp_path: Path):
     history = History(tmp_path, keep_releases=2, keep_days=10.0)
     ages = {}
@@ -166,16 +134,6 @@ def test_nothing_young_is_removed(history: History):
     report = collect_garbage(history.deployment, delete=True)
     assert history.store.exists(lonely)
     assert not [one for one in report.going if one.what == "artifact"]
-
-
-def test_a_release_that_is_run_again_stays(history: History):
-    old = history.release(1)
-    history.release(2)
-    history.pass_days(2)
-    assert history.release(1) == old
-    collect(history)
-    assert old in kept(history)
-    assert is_whole(history, old)
 
 
 def test_what_is_published_again_or_reused_is_young_again(history: History):
@@ -275,7 +233,6 @@ BEGINNING = [
     ("release", 1, "tiny"), ("settle", 0, None), ("release", 2, "tiny"), ("settle", 1, None),
     ("release", 3, "tiny"), ("canary", 2, None), ("release", 4, "tiny"), ("claim", 3, None),
 ]  # fmt: skip
-END = [("release", 7, "tiny"), ("release", 7, "other"), ("collect", 9, None), ("collect", 9, None)]
 
 
 class Drama:

@@ -90,34 +90,6 @@ def test_where_the_disk_does_not_answer_nothing_goes(
     assert history.names() == before
 
 
-def test_a_directory_that_is_removed_while_it_is_listed_is_no_error(history: History, monkeypatch: pytest.MonkeyPatch):
-    scandir = os.scandir
-    going = history.root / "store" / "releases" / "going-00000009-00000009"
-    going.mkdir()
-
-    def late(path):
-        if Path(path) == going:
-            going.rmdir()
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", late)
-    assert collect_garbage(history.deployment, delete=False).kept
-    assert not going.exists()
-
-
-@pytest.mark.parametrize("name", ["store/places", "store/releases", "store/artifacts", "store/artifacts/checkpoint"])
-def test_a_link_to_a_file_system_that_is_not_mounted_is_no_empty_directory(history: History, name: str):
-    place = history.root / name
-    aside = place.rename(place.with_name("aside"))
-    place.symlink_to("/not/mounted")
-    try:
-        with pytest.raises(Transient, match="cannot list"):
-            collect(history)
-    finally:
-        place.unlink()
-        aside.rename(place)
-
-
 @pytest.mark.parametrize(
     "document",
     [
@@ -152,30 +124,3 @@ def test_where_a_root_is_damaged_nothing_goes_and_the_document_is_named(
     assert name in str(e.value)
     assert e.value.hint
     assert history.names() == before
-
-
-@pytest.mark.parametrize("document", [place_name(TARGET), "claims/demo/tiny.json", "a stage"])
-def test_where_a_root_has_another_form_nothing_goes(history: History, document: str):
-    name = history.store.list_documents("stages")[0] if document == "a stage" else document
-    file = history.root / "store" / name
-    whole = file.read_bytes()
-    file.write_bytes(b'{"revision": "1", "value": {"form": "unknown"}}')
-    try:
-        with pytest.raises(IntegrityError, match="cannot be understood") as refused:
-            collect(history)
-    finally:
-        file.write_bytes(whole)
-    assert name in str(refused.value)
-
-
-def test_a_leftover_that_cannot_be_looked_into_is_not_taken_for_unused(history: History):
-    leftover = history.root / "store" / "incoming" / "somebody"
-    leftover.mkdir(parents=True, exist_ok=True)
-    (leftover / "in-use").write_bytes(b"")
-    try:
-        with without_root(history.root), mode(leftover, 0o000), pytest.raises(Transient, match="Permission denied"):
-            collect(history)
-        assert (leftover / "in-use").exists()
-    finally:
-        (leftover / "in-use").unlink()
-        leftover.rmdir()

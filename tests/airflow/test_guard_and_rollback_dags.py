@@ -68,19 +68,6 @@ def test_each_target_is_guarded_and_taken_back_on_the_host_of_its_servers(dags, 
         assert task.partial_kwargs["priority_weight"] > 100
 
 
-def test_a_worker_makes_only_the_dag_it_runs(project, monkeypatch):
-    monkeypatch.setenv("_AIRFLOW_PARSING_CONTEXT_DAG_ID", "guard__here")
-    assert list(guard_dags((project.config.parent,))) == ["guard__here"]
-    assert rollback_dags((project.config.parent,)) == {}
-
-
-def test_both_can_be_serialized(dags):
-    from airflow.serialization.serialized_objects import DagSerialization
-
-    for dag in dags():
-        assert DagSerialization.to_dict(dag)["dag"]["dag_id"] == dag.dag_id
-
-
 def test_the_form_takes_only_what_there_is(dags):
     form = dags()[1].params
     assert form.get_param("model").value == "demo/tiny"  # the only one

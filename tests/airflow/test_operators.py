@@ -54,14 +54,6 @@ def tries(run: DagRun) -> dict[str, int]:
     return {ti.task_id: ti.try_number for ti in run.get_task_instances()}
 
 
-def test_one_failed_recipe_does_not_stop_the_release(promoted):
-    seen = states(promoted)
-    assert promoted.state == "success"
-    assert seen["recipes_1.accuracy", 0] == "failed"
-    assert seen["recipes_2.accuracy", 0] == "success"
-    assert {seen[f"promotion_{number}.settle", 0] for number in (1, 2)} == {"success"}
-
-
 def test_a_mapped_task_is_labelled_with_its_subject_and_verdict(promoted):
     assert labels(promoted)["recipes_1.accuracy", 0] == "small · NO_GO"
     assert labels(promoted)["recipes_2.accuracy", 0] == "large · GO"
@@ -85,43 +77,6 @@ def test_a_reused_result_says_so_in_its_label(stopped):
     assert labels(stopped)["recipes_1.quantize", 0] == "small · reused"
     assert labels(stopped)["recipes_1.accuracy", 0] == "small · NO_GO · reused"
     assert labels(stopped)["targets.staging", 1] == "cpu-b · GO"
-
-
-def test_a_target_that_fails_a_gate_is_not_promoted_though_others_are_approved(stopped):
-    seen = states(stopped)
-    assert stopped.state == "failed"
-    assert seen["targets.load_test", 0] == "upstream_failed"
-    assert seen["approve", -1] == "success"
-    assert seen["promotion_1.canary_5", 0] == "failed"
-    assert seen["promotion_1.settle", 0] == "upstream_failed"
-
-
-def test_a_staging_server_whose_gate_failed_is_stopped(stopped):
-    assert states(stopped)["targets.staging", 0] == "failed"
-    assert states(stopped)["targets.staging_down", 0] == "success"
-
-
-def test_a_canary_that_fails_is_rolled_back(stopped):
-    seen = states(stopped)
-    assert seen["promotion_2.canary_5", 0] == "success"
-    assert seen["promotion_2.canary_100", 0] == "failed"
-    assert seen["promotion_2.settle", 0] == "upstream_failed"
-    assert seen["promotion_2.rollback", 0] == "success"
-
-
-@pytest.mark.thorough
-def test_no_recipe_that_passes_fails_the_run_and_builds_nothing(release, caplog):
-    run = release({"quantize/small": {"error": "terminal"}, "accuracy/large": {"verdict": "INCONCLUSIVE"}}, fresh=True)
-    seen = states(run)
-    assert run.state == "failed"
-    assert (seen["recipes_1.quantize", 0], seen["recipes_1.accuracy", 0]) == ("failed", "upstream_failed")
-    assert (seen["recipes_2.quantize", 0], seen["recipes_2.accuracy", 0]) == ("success", "failed")
-    assert (seen["targets.choose", 0], seen["targets.build", 0]) == ("failed", "upstream_failed")
-    assert seen["promotion_1.rollback", 0] == "skipped"
-    assert seen["report", -1] == "success"
-    assert "INCONCLUSIVE: the test says INCONCLUSIVE" in caplog.text
-    assert "a fact  INCONCLUSIVE  50.00 %           10.00 %  7" in caplog.text
-    assert "No recipe passed its accuracy gate: small failed, large INCONCLUSIVE" in caplog.text
 
 
 def test_a_terminal_error_is_never_tried_again_and_no_recipe_is_tried_after_it(release, caplog):

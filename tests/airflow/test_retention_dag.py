@@ -41,21 +41,6 @@ def test_without_rules_it_runs_by_hand_and_deletes_nothing(project):
     assert dag.params["delete"] is False
 
 
-def test_it_runs_once_at_a_time_and_is_never_caught_up(project):
-    assert made(project).max_active_runs == 1
-    assert made(project).catchup is False
-
-
-def test_a_broken_release_config_leaves_the_deployments_of_the_others_alone(project):
-    project.config.with_name("broken.yaml").write_text("model: { id: demo/tiny }\nrecipe: [small]\n")
-    assert set(retention_dags((project.config.parent,))) == {"retention__here"}
-
-
-def test_a_worker_makes_only_the_dag_it_runs(project, monkeypatch):
-    monkeypatch.setenv("_AIRFLOW_PARSING_CONTEXT_DAG_ID", "release__tiny")
-    assert retention_dags((project.config.parent,)) == {}
-
-
 @pytest.mark.parametrize("delete", [False, True])
 def test_the_report_is_a_table_in_the_log(with_rules, caplog, delete):
     store = open_store(f"file://{with_rules.root}/store")
@@ -66,9 +51,3 @@ def test_the_report_is_a_table_in_the_log(with_rules, caplog, delete):
     assert "release  tiny-00000001-00000001        its removal was interrupted" in caplog.text
     assert bool(store.list_documents("releases")) is not delete
     assert ("nothing was changed" in caplog.text) is not delete
-
-
-def test_the_dag_can_be_serialized(with_rules):
-    from airflow.serialization.serialized_objects import DagSerialization
-
-    assert DagSerialization.to_dict(made(with_rules))["dag"]["dag_id"] == "retention__here"

@@ -86,13 +86,6 @@ def test_a_bundle_that_cannot_be_had_hides_no_other(teams, monkeypatch, caplog):
     assert "the DAG bundle gone cannot be read here" in caplog.text
 
 
-@pytest.mark.parametrize("separator", [", ", ",", "\n", " \n "])
-def test_folders_are_separated_by_commas_or_line_ends(teams, monkeypatch, separator):
-    named = [str(root / "releases") for root in teams.values()]
-    monkeypatch.setenv(RELEASES, separator.join(named))
-    assert [str(folder) for folder in release_folders("/anywhere/dags/x.py")] == named
-
-
 def test_two_configs_or_deployments_of_one_name_are_refused(teams):
     red, blue = (root / "releases" for root in teams.values())
     shutil.copy(red / "red.yaml", blue / "red.yaml")

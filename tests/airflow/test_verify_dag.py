@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from airflow.sdk import DAG
 from llm_pipeline_airflow.command import FoundWrong
-from llm_pipeline_airflow.dag_options import dag_tags
 from llm_pipeline_airflow.deployment_dags import VerifyOperator, verify_dags
 from llm_pipeline_airflow.discovery import all_dags
 from llm_pipeline_airflow.notifications import ReleaseNotifier
@@ -53,13 +52,6 @@ def test_each_target_is_verified_on_the_host_of_its_servers_and_waits_behind_urg
     assert task.partial_kwargs["priority_weight"] == 1
 
 
-def test_it_can_be_serialized(project):
-    from airflow.serialization.serialized_objects import DagSerialization
-
-    dag = made(project)
-    assert DagSerialization.to_dict(dag)["dag"]["dag_id"] == dag.dag_id
-
-
 def test_where_nothing_serves_there_is_nothing_wrong(deployment, told):
     told.messages.clear()
     VerifyOperator(task_id="verify", deployment_file=str(deployment), subject="cpu-a").execute({})
@@ -100,14 +92,3 @@ def test_every_dag_has_the_owner_of_its_deployment_and_tags_to_filter_by(project
         assert dag.tags == {
             f"llm-{kind}", "model:demo/tiny", "deployment:here", "target:cpu-a", "target:cpu-b", "engine:openvino_cpu",
         }  # fmt: skip
-
-
-def test_an_owner_with_a_comma_is_refused(deployment):
-    deployment.write_text(deployment.read_text() + "owner: a, b\n")
-    with pytest.raises(ConfigError, match="owner"):
-        load_yaml(deployment, Deployment)
-
-
-def test_a_tag_is_no_longer_than_airflows_database_holds():
-    tags = dag_tags("guard", "d", models=["o/" + "m" * 200], targets=[], engines=["vllm", "vllm"])
-    assert [len(tag) for tag in tags] == [9, 100, 12, 11]

@@ -6,19 +6,13 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
-import socket
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from airflow.sdk import AssetOrTimeSchedule, CronTriggerTimetable
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException
-from airflow.serialization.encoders import encode_trigger
 from llm_pipeline_airflow import watch as watch_module
 from llm_pipeline_airflow.commit_of_run import revision_of_run, run_name
 from llm_pipeline_airflow.dag_factory import release_dag
@@ -147,13 +141,6 @@ def test_a_commit_made_while_the_triggerer_was_down_is_started_once_with_its_com
     assert watching.words() == f"nothing new: {commit[:12]} was released by run release__tiny/run 1"
 
 
-def test_a_commit_of_documentation_starts_nothing_and_names_its_files(watching):
-    commit = watching.hub.publish(README__md=b"# better words", logo__png=b"x")
-    assert watching.events() == []
-    assert watching.words().startswith(f"{commit[:12]} changes nothing that counts since")
-    assert watching.words().endswith("README.md, logo.png")
-
-
 def test_a_triggerer_killed_before_it_remembers_has_fired_nothing_and_fires_after(watching):
     commit = watching.hub.publish(config__json=b"{}")
     watching.memory.fails = True
@@ -205,18 +192,6 @@ def test_a_hub_that_answers_with_errors_is_told_once_and_loses_nothing(watching,
     assert [record.levelname for record in told] == ["WARNING"]
 
 
-def test_a_hub_that_is_down_and_a_branch_that_is_gone_are_trouble_not_a_crash(watching):
-    (watching.hub.root / "demo/tiny/refs/main").unlink()
-    assert watching.events(1) == []
-    assert "no such revision" in watching.words()
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    deployment = watching.project.config.parents[1] / "deployments/here.yaml"
-    deployment.write_text(deployment.read_text().replace(watching.hub.endpoint, f"http://127.0.0.1:{port}"))
-    assert watching.events(1) == []
-    assert "no answer from" in watching.words()
-
-
 @pytest.mark.parametrize("place", ["_decide", "_recall", "_remember", "_write_status"])
 def test_an_exception_that_nobody_expected_is_logged_once_and_the_watch_goes_on(watching, monkeypatch, caplog, place):
     commit = watching.hub.publish(config__json=b"{}")
@@ -233,16 +208,6 @@ def test_an_exception_that_nobody_expected_is_logged_once_and_the_watch_goes_on(
     assert [start.commit for start in watching.events(5, most=1)] == [commit]
     assert caplog.text.count("Traceback") == 1
     assert "hunter2" not in caplog.text
-
-
-def test_the_page_shows_what_people_wrote_as_text(watching, monkeypatch):
-    from llm_pipeline_airflow.pages import watches_table
-
-    watching.hub.publish(**{"<script>.md": b"x"})
-    watching.events(2)
-    table = watches_table([(load_release(watching.project.config).config, read_status(watching.store, "tiny"))])
-    assert "&lt;script&gt;" in table
-    assert "<script" not in table
 
 
 @pytest.mark.parametrize(
@@ -281,31 +246,6 @@ def test_what_cannot_start_a_release_is_refused_with_the_config_s_name(project, 
     with pytest.raises(ConfigError, match=words) as refused:
         release_schedule(load_release(project.config))
     assert "tiny.yaml" in str(refused.value)
-
-
-def test_a_trigger_stays_the_same_from_parse_to_parse_and_differs_between_configs(project):
-    project.config.write_text(project.config.read_text() + WATCH)
-    other = project.config.with_name("other.yaml")
-    other.write_text(project.config.read_text())
-
-    def encoded(path: Path) -> str:
-        loaded = load_release(path)
-        return json.dumps([encode_trigger(one.trigger) for one in watched_asset(loaded, loaded.config.watch).watchers])
-
-    assert encoded(project.config) == encoded(project.config)
-    assert encoded(project.config) != encoded(other)
-
-
-def test_a_dag_with_a_watch_is_parsed_without_the_hub_s_client(project):
-    project.config.write_text(project.config.read_text() + WATCH)
-    code = "import sys, runpy; runpy.run_path(sys.argv[1]); print('huggingface_hub' in sys.modules)"
-    dags = Path(__file__).resolve().parents[2] / "dags/releases.py"
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(dags)],
-        env={**os.environ, "AIRFLOW__LLM_PIPELINE__RELEASES": str(project.config.parent)},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert done.stdout.splitlines()[-1] == "False"
 
 
 def context(
@@ -350,17 +290,6 @@ def test_a_retry_or_a_clear_of_the_run_releases_its_commit_again_and_another_run
     with pytest.raises(AirflowSkipException, match=f"{A} was released by run release__tiny/run 1"):
         revision_of_run(watching.loaded, context("run 2", events=[event(A)]))
     assert revision_of_run(watching.loaded, context("run 2", events=[event(B)])) == B
-
-
-def test_a_person_s_run_always_runs(watching):
-    revision_of_run(watching.loaded, context("run 1", events=[event(A)]))
-    assert revision_of_run(watching.loaded, context("run 2", "manual", revision=A)) == A
-    assert revision_of_run(watching.loaded, context("run 3", "manual")) is None
-
-
-@pytest.mark.parametrize("extra", [None, {}, {"payload": None}, {"payload": {"commit": A}}, {"payload": "x"}])
-def test_an_event_that_somebody_made_by_hand_releases_what_the_revision_names(watching, extra):
-    assert revision_of_run(watching.loaded, context(events=[(datetime(2026, 1, 1, tzinfo=UTC), extra)])) is None
 
 
 def promote(watching: Watching, commit: str, *targets: str, **changes: Any) -> None:
@@ -427,12 +356,3 @@ def test_a_scheduled_run_leaves_a_commit_to_the_run_that_is_releasing_it(watchin
     with pytest.raises(AirflowSkipException, match="is being released by run release__tiny/run 1"):
         scheduled(watching, unfinished=("run 1",))
     assert scheduled(watching) == commit  # that run ended, and production does not serve it
-
-
-def test_the_dag_s_documentation_says_what_starts_it(project):
-    assert "starts a run" not in release_dag(project.config).doc_md
-    project.config.write_text(project.config.read_text() + WATCH + "schedule: '0 3 * * *'\n")
-    documentation = release_dag(project.config).doc_md
-    told = "A new commit on `main` starts a run that releases exactly that commit. The watch polls every 5 minutes"
-    assert told in documentation
-    assert "`0 3 * * *` (UTC) starts a run too" in documentation

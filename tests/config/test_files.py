@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.config import files
-from llm_pipeline.config.files import how_to_make_an_interpreter, shipped_configs
+from llm_pipeline.config.files import shipped_configs
 from llm_pipeline.planning.release_checks import check_data_files
 from llm_pipeline.release.loading import load_release
 
@@ -58,25 +57,8 @@ def test_what_is_nowhere_is_told_with_what_is_there(own):
     assert "mine" in refused.value.hint
 
 
-def test_every_file_may_end_in_yml(configs):
-    for folder in ("releases", "deployments", "targets", "policies", "quantization"):
-        for path in (configs / folder).glob("*.yaml"):
-            path.rename(path.with_suffix(".yml"))
-    loaded = load_release(configs / "releases" / "demo.yml")
-    assert loaded.file_of("targets", "cpu") == configs / "targets" / "cpu.yml"
-    assert loaded.file_of("deployments", "local") == configs / "deployments" / "local.yml"
-
-
 def test_two_files_of_one_name_are_refused(configs):
     shutil.copy(configs / "targets" / "cpu.yaml", configs / "targets" / "cpu.yml")
     with pytest.raises(ConfigError, match=r"there is cpu\.yml as well") as refused:
         load_release(configs / "releases" / "demo.yaml")
     assert refused.value.where == str(configs / "targets" / "cpu.yaml")
-
-
-def test_the_pinned_versions_are_found_and_how_to_make_an_interpreter_says_where_they_are(tmp_path, monkeypatch):
-    assert (files.constraints() / "model-py311.txt").is_file()
-    assert "make environments" in how_to_make_an_interpreter()
-    monkeypatch.setattr(files, "_INSTALLED_CONSTRAINTS", tmp_path)
-    assert how_to_make_an_interpreter().count(f"{tmp_path}/model-py311.txt") == 2
-    assert "docs/" not in how_to_make_an_interpreter()

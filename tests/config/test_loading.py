@@ -144,13 +144,6 @@ def test_a_mistake_is_one_error_that_names_file_line_and_key(configs, edit, name
     assert_says_once(error, configs / name, line, *fragments)
 
 
-def test_a_served_task_that_the_baseline_does_not_score_is_refused(configs: Path, edit):
-    edit("releases/demo.yaml", "  served_tasks: [demo_generate]", "  served_tasks: [gsm8k]")
-    path = configs / "releases" / "demo.yaml"
-    section = path.read_text().splitlines().index("evaluation:") + 1
-    assert_says_once(mistake_of(path), path, section, "evaluation: served_tasks ['gsm8k'] are not in tasks")
-
-
 EXAMPLE = "releases/llama-3.1-8b-instruct.yaml"
 
 
@@ -182,12 +175,6 @@ def test_an_expected_score_is_a_finite_range_with_a_source(configs: Path, edit, 
     assert "baseline.expected.gsm8k" in text or "expected: not valid YAML" in text
 
 
-def test_an_open_quote_is_refused(configs: Path, edit):
-    edit("releases/demo.yaml", "policy: demo", 'policy: "demo')
-    error = mistake_of(configs / "releases" / "demo.yaml")
-    assert re.search(r"demo\.yaml:\d+: policy: not valid YAML", str(error))
-
-
 def test_missing_keys_are_all_told_at_once(configs: Path):
     path = configs / "releases" / "demo.yaml"
     path.write_text("policy: demo\n")
@@ -204,18 +191,6 @@ def test_of_very_many_mistakes_the_first_are_told_and_the_others_counted(configs
     assert lines[20] == "... and 180 more"
 
 
-def test_known_keys_are_listed_once(configs: Path, edit):
-    edit("releases/demo.yaml", "targets: [cpu]", "targets: [cpu]\nqqqq: 1\nzzzz: 2")
-    text = mistake_of(configs / "releases" / "demo.yaml").message
-    assert text.count("known keys are") == 1
-    assert text.endswith("unknown key zzzz")
-
-
-def test_a_file_of_another_kind_is_one_mistake(configs: Path):
-    error = mistake_of(configs / "policies" / "demo.yaml")
-    assert error.message.startswith("no release config: it has none of model, ")
-
-
 def test_a_directory_names_the_files_in_it(configs: Path):
     assert str(configs / "releases" / "demo-baseline.yaml") in mistake_of(configs / "releases").hint
     (configs.parent / "mine" / "releases").mkdir(parents=True)
@@ -229,59 +204,11 @@ def test_a_missing_file_lists_what_is_there(configs: Path):
     assert "demo-baseline" in text
 
 
-def test_an_empty_file_is_refused(configs: Path):
-    path = configs / "releases" / "demo.yaml"
-    path.write_text("# nothing yet\n")
-    assert_says_once(mistake_of(path), path, 1, "expected keys and values")
-
-
-def test_a_file_that_is_not_text_is_refused(configs: Path):
-    path = configs / "releases" / "demo.yaml"
-    path.write_bytes(b"\xff\xfe\x00policy")
-    assert "cannot be read" in str(mistake_of(path))
-
-
-def test_a_key_given_twice_is_refused_at_the_second(configs: Path):
-    path = configs / "releases" / "demo.yaml"
-    lines = path.read_text().splitlines()
-    path.write_text("\n".join([*lines, "policy: production", ""]))
-    assert_says_once(mistake_of(path), path, len(lines) + 1, "the key 'policy' is given twice")
-
-
-def test_a_date_that_does_not_exist_is_refused(configs: Path):
-    path = configs / "releases" / "demo.yaml"
-    path.write_text(path.read_text() + "schedule: 2024-02-31\n")
-    assert "not valid YAML" in str(mistake_of(path))
-
-
-@pytest.mark.parametrize("steps", ["[25, 5, 50, 100]", "[5, 25, 25, 100]", "[5, 25, 50]", "[]"])
-def test_canary_steps_must_rise_and_end_at_100(configs: Path, edit, steps: str):
-    edit("policies/demo.yaml", "[5, 25, 50, 100]", steps)
-    path = configs / "policies" / "demo.yaml"
-    section = path.read_text().splitlines().index("canary:") + 1
-    error = mistake_of(configs / "releases" / "demo.yaml")
-    assert_says_once(error, path, section, "canary: steps_percent must rise and end at 100")
-
-
-def test_a_port_used_twice_is_refused(configs: Path, edit):
-    edit("deployments/local.yaml", "http: 18410", "http: 18400")
-    path = configs / "deployments" / "local.yaml"
-    places = path.read_text().splitlines().index("places:") + 1
-    error = mistake_of(configs / "releases" / "demo.yaml")
-    assert_says_once(error, path, places, "places: ports [18400] are used twice")
-
-
 def test_a_recipe_whose_calibration_set_is_missing_is_named(configs: Path, edit):
     line = edit("quantization/fp8.yaml", "calibration/demo.jsonl", "calibration/none.jsonl")
     error = mistake_of(configs / "releases" / "demo.yaml")
     fragments = ("calibration.sources: calibration/none.jsonl does not exist",)
     assert_says_once(error, configs / "quantization" / "fp8.yaml", line, *fragments)
-
-
-def test_calibrated_formats_need_a_calibration_section(configs: Path):
-    path = configs / "quantization" / "fp8.yaml"
-    path.write_text("weights: fp8\n")
-    assert "has calibrated scales: add a calibration section" in str(mistake_of(configs / "releases" / "demo.yaml"))
 
 
 def test_a_file_whose_name_key_differs_is_refused(configs: Path):
@@ -303,12 +230,6 @@ def test_relative_paths_of_a_deployment_are_relative_to_its_file(configs: Path):
     deployment = load_yaml(configs / "deployments" / "local.yaml", Deployment)
     assert deployment.store.uri == f"file://{configs.parent}/.pipeline/store"
     assert deployment.interpreter("control") == f"{configs.parent}/.envs/control/bin/python"
-
-
-def test_an_alias_of_what_holds_it_is_refused(configs: Path):
-    path = configs / "releases" / "demo.yaml"
-    path.write_text(path.read_text() + "endless: &endless [*endless]\n")
-    assert "an alias within what has an anchor" in str(mistake_of(path))
 
 
 DEPLOYMENT = "deployments/local.yaml"
@@ -385,12 +306,6 @@ def test_every_path_of_a_deployment_is_expanded_alike(configs: Path, key: str, c
     with pytest.raises(ConfigError) as caught:
         load_yaml(path, Deployment)
     assert f"{key}: the environment variable UNSET_HERE is not set here" in str(caught.value)
-
-
-def test_what_was_loaded_is_not_expanded_again(configs: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("UNSET_HERE", "/elsewhere")
-    loaded = load_yaml(store_as(configs, "/srv/$$UNSET_HERE"), Deployment)
-    assert loaded.model_validate_json(loaded.model_dump_json()) == loaded
 
 
 @pytest.mark.parametrize("kind", ["fifo", "directory", "device", "too_large"])

@@ -26,8 +26,3 @@ def test_a_release_takes_the_limits_of_mlperf_by_name(configs: Path, edit, name:
     level = policy.service_level
     assert (level.first_token_milliseconds, level.time_per_output_token_milliseconds) == LIMITS[name]
     assert (policy.attainment, policy.confidence, level.together) == (0.99, 0.99, False)
-
-
-def test_there_are_no_others(configs: Path):
-    names = {path.stem.removeprefix("mlperf-") for path in (configs / "policies").glob("mlperf-*.yaml")}
-    assert names == set(LIMITS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import os
 import re
@@ -13,7 +12,6 @@ import sys
 import time
 import zipfile
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -179,35 +177,10 @@ def test_a_platform_without_the_server_s_wheel_is_refused(system: str, machine: 
         environments.require_platform(system, machine, libc)
 
 
-@pytest.mark.parametrize("version", ["2.35", "2.36", "2.43", "3.0"])
-def test_a_current_linux_is_accepted(version: str) -> None:
-    environments.require_platform("Linux", "x86_64", ("glibc", version))
-
-
-def test_the_cpu_build_of_vllm_is_found_under_its_usual_name(tmp_path: Path) -> None:
-    packages = tmp_path / "lib/python3.11/site-packages"
-    packages.mkdir(parents=True)
-    environments.name_vllm(tmp_path, "0.32.0")
-    (found,) = metadata.distributions(name="vllm", path=[str(packages)])
-    assert found.version == "0.32.0+cpu"
-
-
 def test_a_missing_part_is_told_with_the_exact_command() -> None:
     message = environments.advice(["python3.11-venv", "libpython3.11"])
     assert "sudo apt-get install -y python3.11-venv libpython3.11" in message
     assert "ensurepip" in message
-
-
-def test_a_missing_ensurepip_and_library_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environments.importlib.util, "find_spec", lambda _: None)
-    monkeypatch.setattr(environments, "has_shared_library", lambda: False)
-    assert environments.missing_packages() == ["python3.11-venv", "libpython3.11"]
-
-
-def test_another_python_without_3_11_asks_for_all_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environments.sys, "version_info", (3, 13, 0))
-    monkeypatch.setattr(environments, "find_python", lambda: None)
-    assert environments.missing_packages() == ["python3.11", "python3.11-venv", "libpython3.11"]
 
 
 def test_without_root_nothing_is_installed_and_the_error_says_what_to_do(
@@ -218,11 +191,6 @@ def test_without_root_nothing_is_installed_and_the_error_says_what_to_do(
     assert environments.main(["--directory", str(tmp_path / "envs")]) == 1
     assert "apt-get install -y python3.11-venv" in capsys.readouterr().err
     assert not (tmp_path / "envs").exists()
-
-
-def test_a_disk_too_small_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(environments.Problem, match="GB free"):
-        environments.require_space(tmp_path, needed=10**18)
 
 
 @pytest.mark.parametrize("name", ["control", "model", "triton", "vllm"])
@@ -240,10 +208,6 @@ def test_the_model_environment_suits_triton_s_stub() -> None:
     assert int(model["pyarrow"].partition(".")[0]) <= 23
     assert "torchvision" not in model
     assert "setuptools" in model
-
-
-def test_the_script_can_be_read_by_an_older_python_which_then_says_what_it_needs() -> None:
-    ast.parse(SCRIPT.read_text(), feature_version=(3, 9))
 
 
 @pytest.mark.parametrize(("minor", "more"), [(12, {}), (13, {"pyyaml-ft": "8.0.0"})])

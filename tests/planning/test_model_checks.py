@@ -19,13 +19,10 @@ from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.layout import expected_tensors
 from llm_pipeline.model_facts.reader import ModelDocuments, read_facts, stated_context
 from llm_pipeline.model_facts.words import ConfigWords
-from llm_pipeline.planning.compatibility import Legal, Refused, judge_compatibility
-from llm_pipeline.planning.host import installed_transformers
-from llm_pipeline.planning.memory import head_parameters
+from llm_pipeline.planning.compatibility import Refused, judge_compatibility
 from llm_pipeline.planning.plan import Plan, plan_release
 from llm_pipeline.planning.release_checks import recipe_problems, scorer_problems
 from llm_pipeline.planning.target_plan import judge_model
-from llm_pipeline.release.loading import load_release
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -141,29 +138,12 @@ def test_a_number_that_no_model_has_is_one_clear_error(broken: dict[str, Any]):
         read_facts(ModelDocuments(config_of("Llama-3.1-8B") | broken))
 
 
-def test_layers_of_a_kind_that_is_not_known_are_an_error():
-    config = config_of("Llama-3.1-8B") | {"layer_types": ["conv"] * 32}
-    with pytest.raises(ConfigError, match="has layers of kind 'conv', whose cache plan does not know"):
-        read_facts(ModelDocuments(config))
-
-
-@pytest.mark.parametrize("key", ["n_positions", "max_sequence_length", "seq_length", "max_seq_len", "n_ctx"])
-def test_the_context_is_found_under_every_name(key: str):
-    config = {name: value for name, value in config_of("Mistral-7B-v0.3").items() if name != "max_position_embeddings"}
-    assert read_facts(ModelDocuments(config | {key: 2048})).context_length == 2048
-
-
 def test_an_engine_knows_the_context_as_planning_does_or_knows_that_it_does_not():
     assert stated_context(GPT2) == 128
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
     assert stated_context(config_of("Qwen3-8B") | {"rope_scaling": scaling}) == 131_072
     assert stated_context(config_of("Gemma-3-1B")) == 32_768
     assert stated_context({"model_type": "llama"}) is None
-
-
-def test_rope_scaling_extends_the_context_where_the_positions_are_those_of_the_training():
-    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
-    assert read_facts(ModelDocuments(config_of("Qwen3-8B") | {"rope_scaling": scaling})).context_length == 131_072
 
 
 GPT2 = {
@@ -217,14 +197,6 @@ def test_quantized_experts_are_scored_by_vllm_and_are_not_exported_in_int4():
 def test_architectures_of_which_no_export_passes_are_refused():
     facts = facts_of("Llama-3.1-8B").model_copy(update={"model_type": "falcon"})
     assert "leaves its layers unquantized" in next(recipe_problems(recipe("fp8"), facts))
-
-
-def test_a_head_of_another_name_is_kept_as_the_recipe_means_it():
-    facts = facts_of("Llama-3.1-8B").model_copy(update={"head": "embed_out"})
-    assert not [*recipe_problems(recipe("fp8"), facts)]
-    assert head_parameters(facts, recipe("fp8")) == (0, facts.head_parameters)
-    assert head_parameters(facts, recipe("fp8", exclude=["*embed_out*"])) == (0, facts.head_parameters)
-    assert head_parameters(facts, recipe("fp8", exclude=[])) == (facts.head_parameters, 0)
 
 
 def test_calibration_with_a_chat_template_needs_one():
@@ -285,13 +257,6 @@ def test_the_cpu_engine_takes_what_its_exporter_traces_with_the_transformers_tha
     assert judge_model(gpu_target(), recipe("fp8"), facts_of(model), transformers).legal
 
 
-@pytest.mark.parametrize(("query_heads", "refused"), [(8, False), (32, True)])
-def test_phi_is_not_traced_where_heads_share_keys_and_values(query_heads: int, refused: bool):
-    phi = facts_of("Llama-3.1-8B").model_copy(update={"model_type": "phi", "attention_heads": query_heads})
-    found = judge_model(cpu_target(), recipe("fp8"), phi, "5.5.4")
-    assert (isinstance(found, Refused) and "8 key and value heads, for 32 query heads" in found.reason) is refused
-
-
 def test_a_model_that_sees_is_not_traced_as_one_that_reads():
     seeing = facts_of("Gemma-3-1B").model_copy(update={"architecture": "Gemma3ForConditionalGeneration"})
     refused = judge_model(cpu_target(), recipe("fp8"), seeing, "5.5.4")
@@ -306,28 +271,6 @@ def test_the_exporter_of_the_table_is_the_one_that_is_pinned():
     assert f"{table['exporter']}=={table['version']}\n" in pins
     for compared in TRACED_WITH.values():  # another version is to be compared again, by the corpus
         assert f"\ntransformers=={compared}\n" in pins
-
-
-def test_the_version_of_transformers_is_read_beside_the_interpreter(tmp_path: Path, configs: Path):
-    packages = tmp_path / "env" / "lib" / "python3.11" / "site-packages"
-    (packages / "transformers-5.5.4.dist-info").mkdir(parents=True)
-    (tmp_path / "env" / "bin").mkdir()
-    deployment = load_release(configs / "releases" / "demo.yaml").deployment
-    here = deployment.environments["model"].model_copy(update={"python": str(tmp_path / "env" / "bin" / "python")})
-    environments = {**deployment.environments, "model": here}
-    assert installed_transformers(deployment.model_copy(update={"environments": environments})) == "5.5.4"
-
-
-def test_an_architecture_that_tensorrt_llm_does_not_list_is_a_doubt():
-    assert doubts("fp8", "Llama-3.1-8B") == ()
-    assert "Gemma2ForCausalLM is not in" in doubts("fp8", "Gemma-2-9B")[0]
-    assert "quantized already (mxfp4)" in doubts("none", "gpt-oss-20b")[0]
-
-
-def doubts(weights: str, model: str) -> tuple[str, ...]:
-    judged = judge_model(gpu_target(), recipe(weights), facts_of(model), None)
-    assert isinstance(judged, Legal)
-    return judged.warnings
 
 
 INT8 = {

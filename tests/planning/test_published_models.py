@@ -45,12 +45,6 @@ def test_sliding_windows_are_those_of_the_architecture():
     assert windows("Qwen2.5-7B") == {None: 28}
 
 
-def test_a_checkpoint_that_is_quantized_already_says_how():
-    assert facts_of("gpt-oss-20b").stored_format == "mxfp4"
-    assert facts_of("DeepSeek-V3").stored_format == "fp8"
-    assert facts_of("Llama-3.1-8B").stored_format == ""
-
-
 def test_experts_are_counted_by_layer():
     assert facts_of("DeepSeek-V3").experts == 256
     assert facts_of("Mixtral-8x7B").experts == 8

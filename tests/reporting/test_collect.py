@@ -6,21 +6,16 @@ import shutil
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import pytest
 import yaml
 from place_here import serve
 
-from llm_pipeline.adapters.local.store import LocalStore
-from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.canary.timeline import ArmPoint, TimelinePoint
-from llm_pipeline.cli import main
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.release.record import release_record_name
 from llm_pipeline.release_progress import ReleaseProgress
-from llm_pipeline.reporting.collect import MOST_SAMPLES, _thinned, collect
+from llm_pipeline.reporting.collect import collect
 from llm_pipeline.reporting.html import render_report
 from llm_pipeline.store.place_state import read_place
 
@@ -74,14 +69,6 @@ def test_a_canary_tried_again_after_a_rollback_is_on_its_way_again(sample, tmp_p
     assert collect(release.store, sample.RELEASE).headline.state == "on its way"
 
 
-def test_a_rollback_that_found_nothing_to_do_changes_nothing(sample, tmp_path: Path) -> None:
-    release = sample.SampleRelease(tmp_path)
-    release.measure_baseline()
-    release.try_recipes(["int4_awq"])
-    release.add("rollback", "cpu", metrics={"phase": "never began"})
-    assert collect(release.store, sample.RELEASE).headline.state == "stopped"
-
-
 def test_a_release_that_another_one_followed_is_replaced(sample, tmp_path: Path) -> None:
     release = sample.whole_release(tmp_path)
     pointers = read_place(release.store, "cpu")
@@ -102,36 +89,6 @@ def test_a_release_whose_very_repository_serves_already_is_in_production(sample,
     headline = collect(release.store, sample.RELEASE).headline
     assert headline.state == "in production"
     assert "Release earlier had put the very same model repository there" in headline.sentence
-
-
-def test_a_long_canary_is_thinned_without_losing_an_error() -> None:
-    arm = ArmPoint(
-        requests=3, errors=1, lost=0, first_token_p50=50.0, first_token_p95=90.0, end_to_end_p50=1.0, end_to_end_p95=1.0
-    )
-    silent = arm.model_copy(update={"requests": 0, "errors": 0, "first_token_p50": None, "first_token_p95": None})
-    points = [
-        TimelinePoint(at_seconds=second, intended_share=0.25, candidate=arm if second % 2 else silent, stable=arm)
-        for second in range(3601)
-    ]
-    samples = list(_thinned(points))
-    assert len(samples) <= MOST_SAMPLES
-    assert sum(sample.candidate.errors for sample in samples) == 1800
-    assert {sample.candidate.first_token_p50 for sample in samples} <= {50.0, None}
-    assert samples[0].percent == 25.0
-
-
-def test_a_release_that_only_was_resolved_is_on_its_way(sample, tmp_path: Path) -> None:
-    data = collect(sample.SampleRelease(tmp_path).store, sample.RELEASE)
-    assert (data.headline.state, data.headline.verdict) == ("on its way", None)
-    assert data.stages == data.gates == data.canaries == ()
-
-
-def test_recipes_still_being_tried_give_no_verdict_yet(sample, tmp_path: Path) -> None:
-    release = sample.SampleRelease(tmp_path)
-    release.measure_baseline()
-    release.try_recipes(["int4_awq"], choose=False)
-    data = collect(release.store, sample.RELEASE)
-    assert (data.headline.state, data.headline.verdict) == ("on its way", None)
 
 
 def test_a_release_without_a_passing_recipe_is_stopped(sample, tmp_path: Path) -> None:
@@ -161,20 +118,6 @@ def test_a_result_that_cannot_be_read_is_a_gap(sample, tmp_path: Path) -> None:
     release = sample.SampleRelease(tmp_path)
     release.store.write_document(f"releases/{sample.RELEASE}/results/build.cpu.json", {"stage": "build"}, None)
     assert any("build.cpu.json" in gap for gap in collect(release.store, sample.RELEASE).gaps)
-
-
-def test_a_release_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no release"):
-        collect(LocalStore(f"file://{tmp_path}"), "nothing-00000000-00000000")
-
-
-def test_a_report_is_written_again_in_a_store_that_was_moved(sample, promoted, tmp_path, capsys) -> None:
-    shutil.copytree(promoted.store.root, tmp_path / "moved")
-    settings = {"store": "moved", "work_root": "w", "state_root": "s", "environments": {}, "triton_home": "t"}
-    (tmp_path / "here.yaml").write_text(yaml.safe_dump(settings))
-    assert main(["report", sample.RELEASE, "-d", str(tmp_path / "here.yaml")]) == 0
-    assert capsys.readouterr().out == f"file://{tmp_path}/moved/releases/{sample.RELEASE}/report.html\n"
-    assert (tmp_path / "moved" / "releases" / sample.RELEASE / "report.html").is_file()
 
 
 def test_what_is_staged_by_hand_is_where_stop_looks_for_it(sample, promoted, tmp_path) -> None:

@@ -36,12 +36,6 @@ def test_the_headline_names_stage_error_place_and_advice(sample, release) -> Non
     )
 
 
-def test_a_passed_gate_before_the_error_does_not_make_it_go(sample, release) -> None:
-    sample.fail(release, "build", "cpu", ERROR)
-    data = collect(release.store, sample.RELEASE)
-    assert "failed (error, no verdict)" in render_report(data).partition("</title>")[0]
-
-
 def test_the_timeline_marks_the_failed_stage_behind_the_stage_before_it(sample, release) -> None:
     sample.fail(release, "build", "cpu", ERROR)
     release.add("staging_down", "cpu", 1.0)
@@ -77,18 +71,6 @@ def test_a_failed_rollback_is_never_hidden(sample, rolled_back, tmp_path: Path) 
     release = sample.whole_release(tmp_path, good=False)
     sample.fail(release, "rollback", "cpu", StageCrashed("the router did not answer"))
     assert collect(release.store, sample.RELEASE).headline.state == "failed"
-
-
-def test_the_error_of_an_earlier_report_is_not_in_the_report(sample, release) -> None:
-    sample.fail(release, "report", "", ERROR)
-    assert collect(release.store, sample.RELEASE).failures == ()
-
-
-def test_a_failure_that_cannot_be_read_is_a_gap(sample, release) -> None:
-    release.store.write_document(f"releases/{sample.RELEASE}/failures/build.cpu.json", {"stage": "build"}, None)
-    data = collect(release.store, sample.RELEASE)
-    assert data.failures == ()
-    assert any("failures/build.cpu.json" in gap for gap in data.gaps)
 
 
 def test_a_long_message_is_shortened_in_the_headline_and_whole_in_the_page(sample, release) -> None:

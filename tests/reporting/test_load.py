@@ -12,7 +12,7 @@ from llm_pipeline.loadtest.outcome import write_outcome
 from llm_pipeline.reporting.collect import read_load
 from llm_pipeline.reporting.figure import Plot
 from llm_pipeline.reporting.highlights import highlights
-from llm_pipeline.reporting.load_plots import draw_load, plot_latency_by_rate, plot_over_time
+from llm_pipeline.reporting.load_plots import draw_load, plot_latency_by_rate
 from llm_pipeline.reporting.model import LoadStudy
 
 
@@ -41,20 +41,6 @@ def with_outcome(study: LoadStudy, **changes: object) -> LoadStudy:
     return study.model_copy(update={"outcome": study.outcome.model_copy(update=changes)})
 
 
-def test_curves_are_of_all_windows_that_decided(study: LoadStudy) -> None:
-    curves = {curve.name: curve for curve in study.curves}
-    assert list(curves) == ["first token", "end to end", "time per output token", "longest stall"]
-    assert all(curve.shares[-1] == 1.0 for curve in curves.values())
-    assert curves["longest stall"].milliseconds[-1] == pytest.approx(400.0), "only the second window stalled"
-
-
-def test_requests_that_failed_keep_a_curve_below_one(tmp_path: Path) -> None:
-    outcome = sample_load_test(tmp_path, broken=24)
-    requests = sum(window.requests for window in outcome.windows[-3:])
-    curves = read_load(tmp_path, "cpu", POLICY).curves
-    assert {curve.shares[-1] for curve in curves} == {1 - 24 / requests}
-
-
 def test_the_latency_plots_name_their_axes_and_every_limit(plots: dict[str, Plot]) -> None:
     assert {"share of requests answered", "its limit, 250 ms", "its limit, 1,500 ms", "needed: 95 %"} <= texts(
         plots["latency-cpu"]
@@ -78,29 +64,6 @@ def test_goodput_shows_the_service_level_the_probes_verdicts_and_the_confirmatio
     shown = {"95 % good: the service level", "probe: GO", "probe: NO GO", "confirmation"}
     assert shown <= texts(plots["goodput-cpu"])
     assert "of 50/s in the confirmation" in plots["goodput-cpu"].description
-
-
-def test_time_shows_requests_tokens_and_the_longest_stall(plots: dict[str, Plot]) -> None:
-    plot = plots["over-time-cpu"]
-    assert "Confirmation (3 windows), one after another; 0 requests failed" in plot.description
-    assert "took 400 ms" in plot.description
-    assert "longest stall within an answer, milliseconds; limit 500 ms" in texts(plot)
-    assert "failed" not in texts(plot)
-
-
-def test_failed_requests_are_in_the_plot_over_time(tmp_path: Path) -> None:
-    sample_load_test(tmp_path, broken=24)
-    plot = plot_over_time(read_load(tmp_path, "cpu", POLICY))
-    assert "failed" in texts(plot)
-    assert "24 requests failed" in plot.description
-
-
-def test_without_a_search_or_records_only_what_there_is_is_drawn(study: LoadStudy) -> None:
-    alone = with_outcome(study, rates=(), windows=study.outcome.windows[:3])
-    assert [plot.name for plot in draw_load(alone)] == ["latency-cpu", "tokens-cpu", "over-time-cpu"]
-    assert [plot.name for plot in draw_load(alone.model_copy(update={"curves": ()}))] == ["over-time-cpu"]
-    nothing = with_outcome(study, rates=(), windows=())
-    assert list(draw_load(nothing.model_copy(update={"curves": ()}))) == []
 
 
 def test_a_report_whose_records_were_not_kept_still_has_its_tables(tmp_path: Path, study: LoadStudy) -> None:

@@ -36,21 +36,6 @@ def test_a_stage_costs_its_seconds_by_its_gpus_by_their_price(tmp_path):
     assert (cost.seconds, cost.gpu_hours, cost.price) == (3600.0, 1.0, 3.0)
 
 
-def test_what_was_reused_cost_its_own_release(tmp_path):
-    cost = release_cost(record_with(tmp_path, **HOST, **PRICES), [result("quantize", "fp8", reused=True)])
-    assert (cost.seconds, cost.gpu_hours, cost.price) == (0.0, 0.0, 0.0)
-
-
-def test_without_a_price_of_the_gpu_there_is_no_sum_of_money(tmp_path):
-    cost = release_cost(record_with(tmp_path, **HOST), [result("quantize", "fp8"), result("download")])
-    assert (cost.gpu_hours, cost.price) == (1.0, None)
-
-
-def test_without_gpus_nothing_is_paid_for(tmp_path):
-    cost = release_cost(record_with(tmp_path, **PRICES), [result("quantize", "fp8")])
-    assert (cost.seconds, cost.gpu_hours, cost.price) == (1800.0, 0.0, 0.0)
-
-
 @pytest.mark.parametrize("planned", [True, False])
 def test_the_report_s_rows_hold_what_was_planned_beside_it(tmp_path, planned):
     record = record_with(tmp_path, **HOST, **PRICES)

@@ -31,12 +31,6 @@ def trial(data: ReportData, name: str) -> Trial:
     return next(trial for trial in data.trials if trial.name == name)
 
 
-def test_every_recipe_has_a_row_from_the_cheapest_on(sample, climbed) -> None:
-    assert [trial.name for trial in climbed.trials] == list(sample.RECIPES)
-    rows = re.findall(r"<td class=\"fact\"><strong>(\w+)</strong>", render_report(climbed))
-    assert rows[:4] == list(sample.RECIPES)
-
-
 def test_a_recipe_that_was_judged_shows_what_was_measured(climbed) -> None:
     fp8 = trial(climbed, "fp8")
     assert (fp8.verdict, fp8.outcome, fp8.chosen_on) == (Verdict.GO, "", ("cpu",))
@@ -104,18 +98,3 @@ def test_targets_that_chose_differently_are_told_apart(sample, tmp_path: Path) -
         "fp8": ("cpu",),
         "int8_smoothquant": ("gpu",),
     }
-
-
-def test_measured_speeds_stand_below_the_recipe(promoted_page) -> None:
-    assert "cpu, measured: 118 tokens/s alone, 1,204 with 16 requests" in promoted_page
-
-
-def test_a_build_without_a_measurement_is_not_shown_as_zero(sample, tmp_path: Path) -> None:
-    release = sample.SampleRelease(tmp_path)
-    release.measure_baseline()
-    release.try_recipes(["fp8"])
-    metrics = {"single_stream_tokens_per_second": 0.0, "batched_tokens_per_second": 0.0}
-    release.add("build", "cpu", metrics=metrics)
-    data = collect(release.store, sample.RELEASE)
-    assert "measured:" not in render_report(data)
-    assert not [figure for figure in data.highlights if "Engine" in figure.label]

@@ -1,7 +1,6 @@
 """Stage execution, on a stage made for the test: nothing below is specific to any real stage."""
 
 import dataclasses
-import os
 import sys
 import threading
 from pathlib import Path
@@ -9,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from llm_pipeline.base.errors import ConfigError, ExitCode, Transient
-from llm_pipeline.base.logging import JsonLineFormatter, ReadableFormatter
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.release import execute as execution
@@ -160,12 +158,6 @@ def test_a_failure_is_noted_in_the_release_until_the_stage_succeeds(counter: Cou
     assert store.read_document("releases/r1/failures/count.json") is None
 
 
-def test_a_full_disk_is_a_transient_error_that_says_what_to_do(counter: Counter, request_for) -> None:
-    error = fail(request_for(failure="full")).error
-    assert error.family == "transient"
-    assert "free disk space" in error.hint
-
-
 def test_a_fault_is_terminal_and_named(counter: Counter, request_for) -> None:
     error = fail(request_for(failure="fault")).error
     assert (error.family, error.exit_code) == ("terminal", ExitCode.INFRASTRUCTURE)
@@ -175,73 +167,6 @@ def test_a_fault_is_terminal_and_named(counter: Counter, request_for) -> None:
 def test_an_unknown_config_key_is_bad_input(counter: Counter, request_for) -> None:
     assert fail(request_for(tetx="typo")).error.type == ConfigError.__name__
     assert counter.runs == 0
-
-
-def test_two_at_once_share_one_computation(counter: Counter, request_for) -> None:
-    counter.slow.clear()
-    results: list[StageResult] = []
-    threads = [threading.Thread(target=lambda: results.append(succeed(request_for()))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    counter.slow.set()
-    for thread in threads:
-        thread.join(30)
-    assert counter.runs == 1
-    assert sorted(result.reused for result in results) == [False, True, True]
-
-
-def test_the_result_is_recorded_in_the_release(counter: Counter, request_for) -> None:
-    succeed(request_for())
-    document = open_store(request_for().store).read_document("releases/r1/results/count.json")
-    assert document is not None
-    assert document.value["metrics"] == {"runs": 1}
-
-
-def test_private_work_is_kept_after_a_failure_and_removed_after_success(
-    counter: Counter, request_for, tmp_path: Path
-) -> None:
-    fail(request_for(failure="transient"))
-    assert len(os.listdir(tmp_path / "work" / "count")) == 1
-    succeed(request_for())
-    assert len(os.listdir(tmp_path / "work" / "count")) == 1
-
-
-def test_a_fault_leaves_its_traceback_in_the_log_without_credentials(
-    counter: Counter, request_for, caplog: pytest.LogCaptureFixture
-) -> None:
-    fail(request_for(failure="fault with a URL"))
-    (record,) = [one for one in caplog.records if one.levelname == "ERROR"]
-    for formatter in (JsonLineFormatter(), ReadableFormatter()):
-        shown = formatter.format(record)
-        assert "Traceback (most recent call last)" in shown
-        assert "https://***@hub.example" in shown
-        assert "hunter2" not in shown
-
-
-def test_a_library_that_ends_the_process_is_a_fault_and_no_verdict(counter: Counter, request_for) -> None:
-    error = fail(request_for(failure="exit")).error
-    assert (error.type, error.exit_code) == ("InternalError", ExitCode.INFRASTRUCTURE)
-
-
-def test_a_stage_that_declares_no_artifacts_and_makes_some_is_a_fault_and_nothing_is_published(
-    counter: Counter, request_for, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    silent = dataclasses.replace(execution.load_stage("count"), publishes=False)
-    monkeypatch.setattr(execution, "load_stage", lambda _name: silent)
-    error = fail(request_for()).error
-    assert error.type == "InternalError"
-    assert error.message == "stage count is declared to publish nothing, and made artifacts: text"
-    store = open_store(request_for().store)
-    assert list(store.artifacts()) == []
-    assert all(store.read_document(name).value["conclusion"] is None for name in store.list_documents("stages"))
-
-
-def test_a_record_with_artifacts_of_a_stage_that_publishes_none_is_computed_again(
-    counter: Counter, request_for, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    succeed(request_for())
-    monkeypatch.setattr(execution, "publishes", lambda _name: False)
-    assert not succeed(request_for()).reused
 
 
 def test_a_stage_passes_an_input_on_without_a_copy_and_nothing_else(
