@@ -34,7 +34,7 @@ def on_dag_run_failed(dag_run: DagRun, msg: str) -> None:
     from sqlalchemy.orm import object_session
 
     session: Any = object_session(dag_run)
-    run = {"dag_id": dag_run.dag_id, "run_id": dag_run.run_id}
+    run: dict[str, Any] = {"dag_id": dag_run.dag_id, "run_id": dag_run.run_id}
     asked = select(Log.owner).filter_by(event="patch_dag_run", **run).order_by(Log.id.desc()).limit(1)
     by = session.scalar(asked) or "a person"
     noted = f"Marked as failed by {by}, {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
