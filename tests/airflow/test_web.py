@@ -39,7 +39,7 @@ class Manager:
 
 
 @pytest.fixture
-def client(project, monkeypatch) -> Iterator[TestClient]:
+def client(project, monkeypatch, airflow_database) -> Iterator[TestClient]:
     monkeypatch.setenv("AIRFLOW__LLM_PIPELINE__RELEASES", str(project.config.parent))
     monkeypatch.setattr(web, "get_auth_manager", Manager)
     monkeypatch.setattr(web, "_used", set)
