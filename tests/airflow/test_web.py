@@ -61,7 +61,7 @@ def empty_store(project) -> None:
     [
         (ConfigError("there is no such bucket"), 503, "there is no such bucket"),
         (Transient("the store does not answer"), 503, "the store does not answer"),
-        (OSError(5, "Input/output error", "/store/x"), 503, "/store/x: Input/output error"),
+        (OSError(5, "Input/output error", "/store/x"), 503, "[/store/x]"),
         (IntegrityError("a document is not valid"), 500, "a document is not valid"),
         (ZeroDivisionError("of hunter2"), 500, "server&#x27;s log"),
     ],
