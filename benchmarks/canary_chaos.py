@@ -24,6 +24,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -218,7 +219,7 @@ class Chaos:
         while not self.calm.wait(_LOOK_SECONDS):
             gone = set() if self._fit_servers() else {"no fit server"}
             router = detached.load(RouterFiles(self.site.state("router")).record)
-            if router is None or not router.alive or pid not in (0, router.pid):  # another one: it was gone meanwhile
+            if router is None or pid not in (0, router.pid) or not self._listens():  # another one: it was gone
                 gone.add("no Envoy")
             now = time.monotonic()
             self.moments += [(name, looked_at, now) for name in gone | before]
@@ -249,6 +250,13 @@ class Chaos:
             warm = now - self._ready_since.get(record.candidate, now) >= _WARMED_UP_SECONDS
             fit |= {record.candidate} if warm else set()
         return ready & fit
+
+    def _listens(self) -> bool:
+        """Whether Envoy takes connections: one that has just been started does not yet."""
+        router = self.site.deployment.places["cpu"].router
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", router.port), timeout=1.0):
+            return True
+        return False
 
     def _ready(self, slot: str) -> bool:
         """Where users are answered: the process in front of Triton starts after it."""
