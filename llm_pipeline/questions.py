@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from llm_pipeline.accuracy.choice import recipes_in_words
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.untrusted_text import markdown, one_line
 from llm_pipeline.config.budget import HOUR, Budget
 from llm_pipeline.release.candidate import Candidate
+from llm_pipeline.release.choice import recipes_in_words
 from llm_pipeline.release.evidence_text import facts_table, markdown_table
 from llm_pipeline.release.flow import stage_names, step_named
 from llm_pipeline.release.measured_cost import release_cost

@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
-from llm_pipeline.accuracy.choice import recipes_in_words
 from llm_pipeline.base.errors import ConfigError, IntegrityError, InternalError, Terminal
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.config.deployment import Deployment, TargetPlace
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.config.target import Target
-from llm_pipeline.loadtest.cost_choice import CostTrial
 from llm_pipeline.loadtest.outcome import TokenCost
 from llm_pipeline.release.candidate import Candidate, target_of
+from llm_pipeline.release.choice import CostTrial, recipes_in_words
 from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
 from llm_pipeline.release.execute import failure_name, read_stage_record, results_name, trusted_stage_record
 from llm_pipeline.release.flow import release_flow, step_named

@@ -39,7 +39,7 @@ AS_IF_NOT_ASKED: Mapping[str, frozenset[float]] = {
     "frequency_penalty": frozenset({0}),
     "repetition_penalty": frozenset({1}),
 }
-"""Values that change nothing, so that any engine can them."""
+"""Values that change nothing, so that any engine can do them."""
 
 ONLY_WHEN_DRAWN = frozenset({"top_p", "top_k", "min_p", "seed"})
 """At temperature 0 they change nothing."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from llm_pipeline.accuracy.choice import recipes_in_words
 from llm_pipeline.base.verdict import Verdict, worst
 from llm_pipeline.release.candidate import is_trial
+from llm_pipeline.release.choice import recipes_in_words
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.decision import Decision
 from llm_pipeline.release.flow import clears_up

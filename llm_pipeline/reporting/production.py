@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from llm_pipeline.accuracy.choice import recipes_in_words
 from llm_pipeline.base.quantities import duration
 from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.canary.record import CanaryEvent, EventKind, Phase
 from llm_pipeline.release.candidate import Candidate
+from llm_pipeline.release.choice import recipes_in_words
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.reporting.model import CanaryRollback, CanaryStudy
 from llm_pipeline.store.place_state import PlaceState, Pointer

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from llm_pipeline.accuracy.choice import RecipeAttempt, choose_recipe
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef, Metric
 from llm_pipeline.config.model import ConfigModel
-from llm_pipeline.loadtest.cost_choice import CostTrial, choose_by_cost
 from llm_pipeline.release.candidate import Candidate
+from llm_pipeline.release.choice import CostTrial, RecipeAttempt, choose_by_cost, choose_recipe
 from llm_pipeline.release.contract import Stage, StageContext, StageOutput
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from load_sample import POLICY as LOAD_POLICY
 from load_sample import sample_load_test
 from place_here import serve
 
-from llm_pipeline.accuracy.choice import RecipeAttempt, choose_recipe
 from llm_pipeline.accuracy.evaluation import DataRead, summarise, write_evaluation
 from llm_pipeline.accuracy.gate import judge_look
 from llm_pipeline.adapters.local.store import LocalStore
@@ -36,6 +35,7 @@ from llm_pipeline.config.release import (
     Workload,
 )
 from llm_pipeline.config.target import Target
+from llm_pipeline.release.choice import RecipeAttempt, choose_recipe
 from llm_pipeline.release.contract import StageFailure, StageResult, Timings
 from llm_pipeline.release.execute import KeyContent, StageRecord, failure_name, results_name, stage_record_name
 from llm_pipeline.release.record import ReleaseRecord, release_record_name

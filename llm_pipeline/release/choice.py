@@ -1,4 +1,12 @@
-"""The choice of recipe: of a target's ladder, the first recipe that passed its accuracy gate."""
+"""The choice of what is released on a target: by size, of its recipes, or by cost, of its candidates. Pure.
+
+By size it is the first recipe of the ladder that passed its accuracy gate.
+
+By cost, candidates come from the smallest change to the largest: the recipe that takes least away first, and the
+target's own arguments before each variant. The first that passed stands; each later one takes its place only where its
+whole interval of cost lies below the interval of the one that stands. So what is released is the smallest change, or is
+shown to be cheaper than the one that would have been released without it.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +17,7 @@ from pydantic import Field
 from llm_pipeline.base.errors import Terminal
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.config.model import ConfigModel, Name
+from llm_pipeline.loadtest.outcome import TokenCost
 
 
 class RecipeAttempt(ConfigModel):
@@ -47,13 +56,13 @@ def choose_recipe(attempts: Sequence[RecipeAttempt]) -> tuple[str | None, Judgem
     if attempts and len(failed) == len(attempts):
         reasons = "; ".join(f"{attempt.recipe}: {attempt.summary}" for attempt in failed)
         raise Terminal(f"no recipe could be judged: {reasons}", hint="the log of the stage that failed has more")
-    facts = [_fact(attempt) for attempt in attempts]
+    facts = [_size(attempt) for attempt in attempts]
     chosen = next((attempt for attempt in attempts if attempt.verdict is Verdict.GO), None)
     if chosen and (chosen.quantized or not failed):
         others = ", ".join(words for recipe, words in told.items() if recipe != chosen.recipe)
         size = f", {chosen.bytes / 1e6:.1f} MB," if chosen.bytes else ""
         summary = f"{chosen.recipe}{size} is the cheapest that passed its accuracy gate"
-        return chosen.recipe, judge(f"{summary} (others: {others})." if others else f"{summary}.", [_fact(chosen)])
+        return chosen.recipe, judge(f"{summary} (others: {others})." if others else f"{summary}.", [_size(chosen)])
     summary = f"No recipe passed its accuracy gate: {', '.join(told.values()) or 'none was tried'}."
     if chosen:
         reasons = "; ".join(f"{attempt.recipe} could not be judged: {attempt.summary}" for attempt in failed)
@@ -72,7 +81,7 @@ def recipes_in_words(chosen: Mapping[str, str]) -> str:
     return "; ".join(f"{recipe} on {targets}" for recipe, targets in on.items())
 
 
-def _fact(attempt: RecipeAttempt) -> Evidence:
+def _size(attempt: RecipeAttempt) -> Evidence:
     return Evidence(
         name=f"checkpoint size, {attempt.recipe}",
         verdict=attempt.verdict or Verdict.INCONCLUSIVE,
@@ -80,4 +89,72 @@ def _fact(attempt: RecipeAttempt) -> Evidence:
         unit="bytes",
         samples=1 if attempt.bytes else 0,
         detail=attempt.summary,
+    )
+
+
+class CostTrial(ConfigModel):
+    """One candidate after its trial.
+
+    Attributes:
+        recipe: Its recipe.
+        variant: The target's variant; empty for its own arguments.
+        verdict: The worst of its gates up to the load test; None where a stage ended with an error.
+        cost: Of a million output tokens; None where the load test confirmed no rate.
+        summary: Why it did not pass.
+    """
+
+    recipe: str
+    variant: str = ""
+    verdict: Verdict | None = None
+    cost: TokenCost | None = None
+    summary: str = ""
+
+    @property
+    def name(self) -> str:
+        """For people: `fp8`, or `fp8 with kv_fp8`."""
+        return f"{self.recipe} with {self.variant}" if self.variant else self.recipe
+
+    @property
+    def in_words(self) -> str:
+        """What became of it."""
+        if self.verdict is Verdict.GO and self.cost is not None:
+            return f"{self.name} {self.cost.in_words}"
+        return f"{self.name} {self.verdict or 'failed'}: {self.summary or 'no price of its hour is known'}"
+
+
+def choose_by_cost(trials: Sequence[CostTrial]) -> tuple[CostTrial | None, Judgement]:
+    """Choose; None when no candidate passed with a cost.
+
+    Args:
+        trials: From the smallest change to the largest.
+    """
+    chosen: CostTrial | None = None
+    passed = [trial for trial in trials if trial.verdict is Verdict.GO and trial.cost is not None]
+    for trial in passed:
+        if chosen is None or _is_cheaper(trial, chosen):
+            chosen = trial
+    told = "; ".join(trial.in_words.rstrip(".") for trial in trials if trial is not chosen)
+    if chosen is None:
+        worst = {trial.verdict or Verdict.INCONCLUSIVE for trial in trials} - {Verdict.GO}
+        verdict = worst.pop() if len(worst) == 1 else Verdict.INCONCLUSIVE
+        return None, Judgement(verdict=verdict, summary=f"No candidate passed its trial: {told or 'none was tried'}.")
+    summary = f"{chosen.in_words} a million output tokens: nothing is shown to be cheaper."
+    facts = [_cost(chosen), *(_cost(trial) for trial in passed if trial is not chosen)]
+    return chosen, judge(f"{summary} Others: {told}." if told else summary, facts)
+
+
+def _is_cheaper(trial: CostTrial, than: CostTrial) -> bool:
+    return trial.cost is not None and than.cost is not None and trial.cost.upper < than.cost.lower
+
+
+def _cost(trial: CostTrial) -> Evidence:
+    cost = trial.cost
+    return Evidence(
+        name=f"cost of a million output tokens, {trial.name}",
+        verdict=Verdict.GO,
+        measured=cost and cost.estimate,
+        lower=cost and cost.lower,
+        upper=cost and cost.upper,
+        unit=cost.currency if cost else "",
+        samples=1,
     )

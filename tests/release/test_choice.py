@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from llm_pipeline.accuracy.choice import RecipeAttempt, choose_recipe, recipes_in_words
 from llm_pipeline.base.errors import Terminal
 from llm_pipeline.base.verdict import Verdict
+from llm_pipeline.release.choice import RecipeAttempt, choose_recipe, recipes_in_words
 
 
 def attempt(recipe: str, verdict: Verdict, size: int, *, quantized: bool = True) -> RecipeAttempt:

@@ -8,9 +8,9 @@ import pytest
 from load_sample import sample_load_test
 
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.loadtest.cost_choice import CostTrial, choose_by_cost
 from llm_pipeline.loadtest.outcome import LoadTestOutcome, RatePoint, TokenCost
 from llm_pipeline.loadtest.token_cost import token_cost
+from llm_pipeline.release.choice import CostTrial, choose_by_cost
 
 
 def trial(recipe: str, cost: float, variant: str = "", *, either_way: float = 0.02) -> CostTrial:
