@@ -199,7 +199,7 @@ class Asked(_Part):
     stop: Annotated[list[str], BeforeValidator(_one_or_more), Field(max_length=64)] = Field(default=[])
     ignore_eos: bool = False
     n: Annotated[int, Field(ge=1, le=128)] = 1
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] = Field(default={})
+    logit_bias: dict[str, float] = Field(default={})
     response_format: ResponseFormat | None = None
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
@@ -224,6 +224,8 @@ class Asked(_Part):
         Raises:
             ApiError: The engine cannot do what is asked.
         """
+        if self.logit_bias:
+            raise cannot("logit_bias")
         asked = {name: getattr(self, name) for name in (*AS_IF_NOT_ASKED, "seed", "temperature")}
         asked = {name: value for name, value in asked.items() if value is not None}
         schema = self.response_format.schema_text() if self.response_format else None

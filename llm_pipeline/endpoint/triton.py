@@ -125,7 +125,9 @@ def _told(status: int, text: str) -> ApiError:
     if kind == "invalid":
         if "exceed" in message:
             return ApiError(message, code="context_length_exceeded")
-        return ApiError(message, param=next((name for name in _NAMES if message.startswith(name)), None))
+        name = next((name for name in _NAMES if message.startswith(name)), "")
+        param = "prompt" if name in {"input_ids", "text_input"} else name  # what clients call them
+        return ApiError(param + message.removeprefix(name), param=param or None)
     if kind == "rejected":
         if message.startswith("queue"):
             return ApiError(message, status=429, code="queue_full", retry_after=RETRY_AFTER_SECONDS)

@@ -390,6 +390,9 @@ def test_errors_are_those_that_openai_clients_know(client, url):
     with pytest.raises(openai.BadRequestError) as longer:
         chat(client, [{"role": "user", "content": "the cat sees a red moon " * 100}])
     assert longer.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError, match="prompt: tokens are in") as unknown:
+        complete(client, [10**6])
+    assert unknown.value.param == "prompt"
     assert post(url, b" " * 2_000_000)[0] == 413
     assert post(url, {}, "/v1/nothing")[0] == 404
     assert get(f"{url}/v1/completions")[0] == 405
