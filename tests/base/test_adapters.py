@@ -262,11 +262,15 @@ def test_an_interpreter_of_an_installed_runner_runs_what_ours_would(tmp_path: Pa
 def test_the_core_asks_an_installed_server_what_it_is_given(tmp_path: Path) -> None:
     here = place(tmp_path, staging={"kind": "acme_server", **ports(18000)})
     cloud = place(tmp_path, staging={"kind": "acme_cloud"})
-    served = Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="acme_copy")
+
+    def served(name: str) -> Target:
+        return Target(name=name, accelerator="cpu", accelerator_count=0, engine="acme_copy")
+
     flow: Any = SimpleNamespace(
         place=lambda target: {"here": here, "cloud": cloud}[target],
         state_directory=lambda target, server: f"/state/{target}/{server}",
-        release=SimpleNamespace(name="tiny", target=lambda _: served),
+        release=SimpleNamespace(name="tiny", target=served),
+        target=served,
         deployment=deployment(tmp_path, places={"at": here}),
         record=SimpleNamespace(place_of=lambda _: "at"),
     )

@@ -170,8 +170,7 @@ def test_a_stream_without_a_line_end_is_a_fault_of_the_server_and_no_end_of_the_
             streamed = await client.stream(GenerationRequest("a", 1))
             assert streamed.error.startswith("LineTooLong")
             assert len(streamed.error) < 1000
-            (place,) = await departures_free(Served(client, endpoint, (), 2048))
-            return place
+            return await departures_free(Served(client, endpoint, (), 2048))
 
     with answering(pages) as url:
         assert asyncio.run(probed(url)).verdict is Verdict.NO_GO

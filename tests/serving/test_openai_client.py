@@ -138,11 +138,11 @@ def test_refused_streams_are_none_that_a_client_goes_away_from():
     with OpenAiDouble() as server:
         server.longest = 300  # far less than the context that it states
         golden = [GoldenPrompt(prompt="a b", completion="", maximum_tokens=8)]
-        facts = asyncio.run(_departures(endpoint_of(server), golden))
-    assert [(fact.verdict, fact.detail) for fact in facts] == [(Verdict.NO_GO, "No stream began (HTTP 400).")]
+        fact = asyncio.run(_departure(endpoint_of(server), golden))
+    assert (fact.verdict, fact.detail) == (Verdict.NO_GO, "No stream began (HTTP 400).")
 
 
-async def _departures(endpoint: Endpoint, golden: list[GoldenPrompt]) -> list[Evidence]:
+async def _departure(endpoint: Endpoint, golden: list[GoldenPrompt]) -> Evidence:
     async with GenerationClient.of(endpoint, timeout_seconds=5) as client:
         return await departures_free(Served(client, endpoint, golden, 512))
 
