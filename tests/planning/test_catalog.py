@@ -23,6 +23,11 @@ def test_usable_memory_of_more_gpus_is_what_the_driver_reports(name: str, gigaby
     assert find_gpu(name).usable_bytes / 1e9 == pytest.approx(gigabytes, abs=0.05)
 
 
+def test_usable_memory_is_below_the_nominal_size_where_nothing_was_measured():
+    gpu = find_gpu("A100-SXM4-40GB")
+    assert gpu.usable_bytes < gpu.memory_gib * 2**30
+
+
 def test_a_container_is_found_by_its_tag_whatever_its_registry_and_digest():
     container = find_container(f"registry.example.com/m/tritonserver:26.07-trtllm-python-py3@sha256:{'0' * 64}")
     assert container is not None

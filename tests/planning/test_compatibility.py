@@ -127,10 +127,15 @@ def test_the_cpu_engine_serves(weights: str):
     assert judge(cpu_target(), weights) == Legal()
 
 
-def test_nvfp4_on_a_cpu_is_refused_for_serving_and_for_quantizing():
-    judged = refusal(cpu_target(), "nvfp4")
+@pytest.mark.parametrize("weights", ["nvfp4", "nvfp4_awq", "mxfp4"])
+def test_fp4_on_a_cpu_is_refused_for_serving_and_for_quantizing(weights: str):
+    judged = refusal(cpu_target(), weights)
     assert "needs CUDA to quantize" in judged.reason
     assert judged.nearest == "weights: int4_awq"
+
+
+def test_an_int8_kv_cache_on_a_cpu_is_refused():
+    assert refusal(cpu_target(), "int8_smoothquant", "int8").nearest == "kv_cache: fp8"
 
 
 def test_a_quantized_kv_cache_on_the_cpu_is_a_warning():
@@ -191,8 +196,9 @@ def test_vllm_has_no_pipeline_ranks_and_known_versions():
         assert "runtime_version: 0.20" in refusal(gpu_target(**VLLM | {"runtime_version": version}), "none").nearest
 
 
-B200, H200, L40S, A100, RTX = (
+B200, B300, H200, L40S, A100, RTX = (
     "B200-SXM-180GB",
+    "B300-SXM-288GB",
     "H200-SXM-141GB",
     "L40S",
     "A100-SXM4-80GB",
@@ -206,9 +212,11 @@ B200, H200, L40S, A100, RTX = (
         ("fp8", [L40S, H200, B200, RTX], {A100: "weights: int4_awq"}),
         ("fp8_per_channel_token", [H200], {L40S: "weights: fp8", A100: "weights: int4_awq", B200: "weights: fp8"}),
         ("fp8_block", [H200, B200], {L40S: "weights: fp8", RTX: "weights: fp8"}),
-        ("int4_awq", [A100, L40S, H200], {B200: "weights: nvfp4", RTX: "weights: nvfp4"}),
+        ("int4_awq", [A100, L40S, H200], {B200: "weights: nvfp4", B300: "weights: nvfp4", RTX: "weights: nvfp4"}),
         ("w4a8_awq", [L40S, H200], {A100: "weights: int4_awq", B200: "weights: nvfp4"}),
-        ("nvfp4", [B200, RTX], {A100: "weights: int4_awq", L40S: "weights: int4_awq", H200: "weights: int4_awq"}),
+        ("nvfp4_awq", [], {B200: "weights: nvfp4"}),  # kernels, and no reader
+        ("mxfp4", [], {B200: "weights: nvfp4"}),
+        ("nvfp4", [B200, B300, RTX], {A100: "weights: int4_awq", L40S: "weights: int4_awq", H200: "weights: int4_awq"}),
     ],
 )
 def test_each_generation_runs_what_its_tables_say_and_is_offered_the_same_bits_first(
@@ -217,6 +225,27 @@ def test_each_generation_runs_what_its_tables_say_and_is_offered_the_same_bits_f
     for accelerator in legal_on:
         assert judge(gpu_target(accelerator), weights) == Legal(), accelerator
     assert {accelerator: refusal(gpu_target(accelerator), weights).nearest for accelerator in refused_on} == refused_on
+
+
+ON_1_3 = {"runtime_version": "1.3.0rc22", "container": RELEASE_1_3}
+
+
+@pytest.mark.parametrize(
+    ("weights", "target", "known", "words"),
+    [
+        ("int8_smoothquant", {}, "unknown", "int8_smoothquant on sm90 with TensorRT-LLM 1.x is unknown in our tables"),
+        ("int4_blockwise", {}, "unknown", "the support matrix has no entry for int4_wo on sm90"),
+        ("nvfp4_awq", {"accelerator": B200, **ON_1_3}, "unknown", "nvfp4_awq checkpoints (NVFP4_AWQ) read by"),
+        ("nvfp4", ON_1_3, "partial", "nvfp4 on sm90 with TensorRT-LLM 1.3 and later is partial in our tables"),
+    ],
+)
+def test_what_tables_do_not_know_or_call_partial_is_legal_with_a_warning_that_says_so(
+    weights: str, target: dict[str, str], known: str, words: str
+):
+    judged = judge(gpu_target(**target), weights)
+    assert isinstance(judged, Legal)
+    assert judged.known == known
+    assert words in judged.warnings[0]
 
 
 def test_a_version_before_the_one_that_modelopt_names_is_a_warning():
@@ -341,3 +370,34 @@ def test_taking_the_advice_of_a_refusal_makes_any_recipe_legal_on_any_gpu(backen
 
 
 LLAMA, QWEN = "meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen2.5-7B-Instruct"
+
+
+@pytest.mark.parametrize(
+    ("model", "weights", "engine", "listed"),
+    [
+        (LLAMA, "fp8", "tensorrt_llm_llmapi", True),
+        (LLAMA, "fp8_block", "tensorrt_llm_llmapi", False),
+        (QWEN, "int4_awq", "tensorrt_llm_llmapi", True),
+        ("microsoft/phi-4", "none", "tensorrt_llm_llmapi", True),
+        ("microsoft/phi-4", "fp8", "tensorrt_llm_engine", False),
+        ("acme/own-model", "fp8", "tensorrt_llm_llmapi", True),
+    ],
+)
+def test_a_format_that_nvidia_lists_for_no_model_of_the_family_is_a_warning(
+    model: str, weights: str, engine: str, listed: bool
+):
+    target = gpu_target(H200, engine=engine)
+    asked = recipe(weights, tensorrt_llm_checkpoint=engine == "tensorrt_llm_engine")
+    judged = judge_compatibility(target, asked, "bfloat16", model)
+    assert isinstance(judged, Legal)
+    assert judged.known == ("yes" if listed else "unknown")
+    assert any("are in no table of NVIDIA's" in line for line in judged.warnings) is not listed
+
+
+def test_a_kv_cache_that_nvidia_does_not_list_for_the_family_is_a_warning():
+    target = gpu_target(H200, engine="tensorrt_llm_engine", runtime=WITHOUT_PAGED_CONTEXT)
+    asked = recipe("int4_awq", "int8", tensorrt_llm_checkpoint=True)
+    assert judge_compatibility(target, asked, "bfloat16", LLAMA) == Legal()
+    judged = judge_compatibility(target, asked, "bfloat16", QWEN)
+    assert isinstance(judged, Legal)
+    assert "an int8 KV cache of Qwen-2/2.5 models" in judged.warnings[0]

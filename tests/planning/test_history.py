@@ -154,6 +154,13 @@ def test_a_changed_config_computes_its_stage_again_and_the_old_one_nothing(relea
     assert releases.ran == []
 
 
+def test_a_changed_data_file_is_another_input(releases: Releases, configs: Path):
+    path = configs / "calibration" / "demo.jsonl"
+    path.write_text(path.read_text() + '{"text": "one more"}\n')
+    releases.release()
+    assert releases.ran[:2] == ["quantize int4_awq", "accuracy int4_awq"]
+
+
 def test_a_new_config_of_the_same_model_reuses_its_download_and_baseline(releases: Releases):
     releases.config = releases.config.with_name("other.yaml")
     text = releases.config.with_name("demo.yaml").read_text()

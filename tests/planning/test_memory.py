@@ -18,7 +18,9 @@ from llm_pipeline.planning.memory import (
     MemoryFit,
     fit_memory,
     kv_bytes_per_token,
+    rank_kv_bytes_per_request,
     rank_kv_bytes_per_token,
+    rank_weight_bytes,
     weight_bytes,
 )
 from llm_pipeline.planning.model import disk_need
@@ -82,17 +84,33 @@ def test_llama_8b_takes_what_an_h200_was_seen_to_export(weights: str, gigabytes:
 @pytest.mark.parametrize(
     ("shape", "weights", "gigabytes"),
     [
+        (shape_of("meta-llama/Llama-3.2-1B"), "none", 2.5),  # its head is the embedding table
         (LLAMA_70B, "none", 141.1),
         (LLAMA_70B, "fp8", 72.7),
         (LLAMA_70B, "nvfp4", 42.7),
+        (LLAMA_70B, "int4_awq", 40.6),  # the published 39.5, and two bytes more for each scale of modelopt's export
         (LLAMA_405B, "none", 811.7),
         (LLAMA_405B, "fp8", 410.1),
         (LLAMA_405B, "nvfp4", 234.3),
     ],
 )
-def test_larger_models_take(shape: ModelFacts, weights: str, gigabytes: float):
+def test_other_models_take(shape: ModelFacts, weights: str, gigabytes: float):
     """Two bytes a parameter; one, or half and a sixteenth, inside the layers and two outside of them."""
     assert weight_bytes(shape, recipe(weights)) / 1e9 == pytest.approx(gigabytes, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("model", "weights", "parallelism", "gigabytes"),
+    [
+        ("meta-llama/Llama-3.1-70B-Instruct", "none", {"tensor": 8}, 17.64),
+        ("meta-llama/Llama-3.1-70B-Instruct", "fp8", {"tensor": 8}, 9.08),  # 8.82, and embeddings and head at two bytes
+        ("meta-llama/Llama-3.1-8B-Instruct", "none", {"pipeline": 2}, 8.03),  # the embeddings or the head, not both
+        ("meta-llama/Llama-3.2-1B", "none", {}, 2.47),  # one table for both
+    ],
+)
+def test_the_fullest_rank_holds(model: str, weights: str, parallelism: dict[str, int], gigabytes: float):
+    found = rank_weight_bytes(shape_of(model), recipe(weights), Parallelism(**parallelism))
+    assert found / 1e9 == pytest.approx(gigabytes, abs=0.01)
 
 
 @pytest.mark.parametrize(("weights", "measured"), [("none", 1_049_856), ("fp8", 656_640)])
@@ -123,6 +141,10 @@ def test_kv_heads_are_split_over_ranks_and_copied_where_there_are_too_few():
     assert rank_kv_bytes_per_token(LLAMA_70B, Parallelism(pipeline=2), 2) == 327_680 // 2
 
 
+def test_requests_take_whole_blocks():
+    assert rank_kv_bytes_per_request(LLAMA_8B, Parallelism(), 2, 65) == 96 * 131_072
+
+
 def fit(shape: ModelFacts, weights: str, sequences: int, capacity: int, **changes: Any) -> MemoryFit:
     limits = EngineLimits(maximum_sequences=sequences, maximum_tokens_per_request=8192, maximum_batched_tokens=8192)
     kv_cache = KvCacheOptions.model_validate(changes.pop("kv_cache_options", {}))
@@ -140,6 +162,12 @@ def test_the_largest_batch_fits_and_one_more_does_not():
     # The logits of more sequences take a little of the room themselves.
     assert fit(LLAMA_8B, "fp8", batch - 1, H100).fits
     assert not fit(LLAMA_8B, "fp8", batch + 1, H100).fits
+
+
+def test_an_fp8_kv_cache_holds_twice_the_requests():
+    plain, quantized = fit(LLAMA_8B, "fp8", 8, H100), fit(LLAMA_8B, "fp8", 8, H100, kv_cache="fp8")
+    assert quantized.kv_per_token * 2 == plain.kv_per_token
+    assert quantized.largest_batch in (2 * plain.largest_batch, 2 * plain.largest_batch + 1)
 
 
 def gpu_target(**changes: Any) -> Target:
@@ -162,11 +190,15 @@ def test_vllm_shares_the_whole_memory_as_measured_on_an_h200(weights: str, measu
     assert fit.kv_available / fit.kv_per_token == pytest.approx(measured, rel=0.05)
 
 
-def test_the_refusal_says_what_vllms_fraction_is_of():
-    target = gpu_target(engine="vllm", runtime={"kv_cache": {"free_memory_fraction": 0.2}})
+@pytest.mark.parametrize(
+    ("engine", "fraction", "words"),
+    [("vllm", 0.2, "(20% of the whole for all three)"), ("tensorrt_llm_llmapi", 0.1, "(10% of the rest)")],
+)
+def test_the_refusal_says_what_the_engines_fraction_is_of(engine: str, fraction: float, words: str):
+    target = gpu_target(engine=engine, runtime={"kv_cache": {"free_memory_fraction": fraction}})
     _, refused = judge_memory(target, recipe("fp8"), LLAMA_8B)
     assert refused is not None
-    assert "(20% of the whole for all three)" in refused.reason
+    assert words in refused.reason
 
 
 @pytest.mark.parametrize(

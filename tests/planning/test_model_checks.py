@@ -19,7 +19,7 @@ from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.layout import expected_tensors
 from llm_pipeline.model_facts.reader import ModelDocuments, read_facts, stated_context
 from llm_pipeline.model_facts.words import ConfigWords
-from llm_pipeline.planning.compatibility import Refused, judge_compatibility
+from llm_pipeline.planning.compatibility import Legal, Refused, judge_compatibility
 from llm_pipeline.planning.plan import Plan, plan_release
 from llm_pipeline.planning.release_checks import recipe_problems, scorer_problems
 from llm_pipeline.planning.target_plan import judge_model
@@ -136,6 +136,12 @@ def test_what_a_model_does_not_say_is_named_with_how_to_state_it(missing: str):
 def test_a_number_that_no_model_has_is_one_clear_error(broken: dict[str, Any]):
     with pytest.raises(ConfigError, match=r"the size of the model is not known: its config\.json"):
         read_facts(ModelDocuments(config_of("Llama-3.1-8B") | broken))
+
+
+def test_layers_of_a_kind_that_is_not_known_are_an_error():
+    config = config_of("Llama-3.1-8B") | {"layer_types": ["conv"] * 32}
+    with pytest.raises(ConfigError, match="has layers of kind 'conv', whose cache plan does not know"):
+        read_facts(ModelDocuments(config))
 
 
 def test_an_engine_knows_the_context_as_planning_does_or_knows_that_it_does_not():
@@ -257,6 +263,13 @@ def test_the_cpu_engine_takes_what_its_exporter_traces_with_the_transformers_tha
     assert judge_model(gpu_target(), recipe("fp8"), facts_of(model), transformers).legal
 
 
+@pytest.mark.parametrize(("query_heads", "refused"), [(8, False), (32, True)])
+def test_phi_is_not_traced_where_heads_share_keys_and_values(query_heads: int, refused: bool):
+    phi = facts_of("Llama-3.1-8B").model_copy(update={"model_type": "phi", "attention_heads": query_heads})
+    found = judge_model(cpu_target(), recipe("fp8"), phi, "5.5.4")
+    assert (isinstance(found, Refused) and "8 key and value heads, for 32 query heads" in found.reason) is refused
+
+
 def test_a_model_that_sees_is_not_traced_as_one_that_reads():
     seeing = facts_of("Gemma-3-1B").model_copy(update={"architecture": "Gemma3ForConditionalGeneration"})
     refused = judge_model(cpu_target(), recipe("fp8"), seeing, "5.5.4")
@@ -271,6 +284,18 @@ def test_the_exporter_of_the_table_is_the_one_that_is_pinned():
     assert f"{table['exporter']}=={table['version']}\n" in pins
     for compared in TRACED_WITH.values():  # another version is to be compared again, by the corpus
         assert f"\ntransformers=={compared}\n" in pins
+
+
+def test_an_architecture_that_tensorrt_llm_does_not_list_is_a_doubt():
+    assert doubts("fp8", "Llama-3.1-8B") == ()
+    assert "Gemma2ForCausalLM is not in" in doubts("fp8", "Gemma-2-9B")[0]
+    assert "quantized already (mxfp4)" in doubts("none", "gpt-oss-20b")[0]
+
+
+def doubts(weights: str, model: str) -> tuple[str, ...]:
+    judged = judge_model(gpu_target(), recipe(weights), facts_of(model), None)
+    assert isinstance(judged, Legal)
+    return judged.warnings
 
 
 INT8 = {

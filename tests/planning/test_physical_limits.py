@@ -5,7 +5,7 @@ from published import known_facts
 
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.target import EngineLimits, Target
-from llm_pipeline.config.workload import Workload
+from llm_pipeline.config.workload import SharedPrefixes, Workload
 from llm_pipeline.planning.speed import engine_of, physical_limits, prompt_seconds
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
@@ -31,6 +31,13 @@ def test_a_prompt_takes_no_less_than_the_roofline_says():
     limits, shape = physical_limits(known_facts(MODEL), target(), BF16, WORKLOAD), known_facts(MODEL)
     assert limits
     assert 8000 * limits.prompt_token_seconds == pytest.approx(prompt_seconds(engine_of(shape, target(), BF16), 8000))
+
+
+def test_prompts_that_a_cache_may_hold_cost_nothing():
+    shared = WORKLOAD.model_copy(update={"shared_prefixes": SharedPrefixes(share=0.5)})
+    limits = physical_limits(known_facts(MODEL), target(), BF16, shared)
+    assert limits
+    assert limits.prompt_token_seconds == 0.0
 
 
 def test_nothing_is_known_of_a_cpu_or_of_an_unknown_model():

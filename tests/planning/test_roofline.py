@@ -1,17 +1,21 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from published import known_facts
 
 from llm_pipeline.catalog.tables import find_gpu
 from llm_pipeline.config.quantization import Calibration, QuantizationRecipe, WeightFormat
-from llm_pipeline.config.target import Parallelism
+from llm_pipeline.config.target import EngineLimits, Parallelism, RuntimeOptions, Target
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.speed import (
     RooflineEngine,
     Tokens,
     decode_step_seconds,
+    engine_of,
     most_tokens_per_second,
+    prompt_seconds,
 )
 
 H100, H200, B200 = "H100-SXM5-80GB", "H200-SXM-141GB", "B200-SXM-180GB"
@@ -35,6 +39,16 @@ def engine(size: str, weights: WeightFormat, gpu: str, tensor: int = 1, pipeline
     return RooflineEngine(shape(size), recipe(weights), find_gpu(gpu), parallelism)
 
 
+def gpu_target(gpu: str = H200, **llm_args: Any) -> Target:
+    return Target(
+        name="t",
+        accelerator=gpu,
+        engine="tensorrt_llm_llmapi",
+        limits=EngineLimits(maximum_sequences=64),
+        runtime=RuntimeOptions(engine_args=llm_args),
+    )
+
+
 def test_a_70b_model_in_fp8_on_eight_h100s_takes_at_least_2_63_ms_a_token():
     step = decode_step_seconds(engine("70B", "fp8", H100, tensor=8), 1, 0)
     assert step == pytest.approx(70.6e9 / (8 * 3.35e12), rel=0.01)
@@ -46,6 +60,26 @@ def test_512_tokens_in_120_ms_from_a_70b_model_are_impossible():
     eight = engine("70B", "fp8", H100, tensor=8)
     assert 512 * decode_step_seconds(eight, 1, 0) > 10 * 0.120
     assert most_tokens_per_second(eight, 1024, Tokens(prompt=0, output=512)) < 1024 * 512
+
+
+def test_an_8b_model_in_bf16_on_one_h100_by_hand():
+    """7.505 bn weights are read: all of them but the embeddings and the norms."""
+    weights = 8_030_261_248 - 128_256 * 4096 - 65 * 4096
+    plain = engine("8B", "none", H100)
+    assert decode_step_seconds(plain, 1, 0) == pytest.approx(2 * weights / 3.35e12)
+    cache = 16 * 8192 * 131_072
+    assert decode_step_seconds(plain, 16, 8192) == pytest.approx((2 * weights + cache) / 3.35e12)
+    assert decode_step_seconds(plain, 4096, 0) == pytest.approx(4096 * 2 * weights / 989e12)
+    assert prompt_seconds(plain, 8192) == pytest.approx(8192 * 2 * (weights - 128_256 * 4096) / 989e12)
+
+
+def test_stages_of_a_pipeline_read_no_faster_for_one_request_but_share_caches_and_multiplications():
+    one, two = engine("8B", "none", H100), engine("8B", "none", H100, pipeline=2)
+    assert decode_step_seconds(two, 1, 0) == decode_step_seconds(one, 1, 0)
+    assert decode_step_seconds(engine("8B", "none", H100, tensor=2), 1, 0) == decode_step_seconds(one, 1, 0) / 2
+    alone = decode_step_seconds(one, 1, 0)
+    assert decode_step_seconds(two, 64, 8192) - alone == pytest.approx((decode_step_seconds(one, 64, 8192) - alone) / 2)
+    assert prompt_seconds(two, 8192) == pytest.approx(prompt_seconds(one, 8192) / 2)
 
 
 MEASURED = [
@@ -77,3 +111,17 @@ def test_what_nvidia_measured_is_below_the_bound(row):
     bound = most_tokens_per_second(found, requests, tokens)
     assert measured < bound
     assert bound < 10 * measured  # and the bound says something
+
+
+def test_a_format_without_tensor_cores_is_multiplied_at_16_bit():
+    fp8, plain = engine("8B", "fp8", "A100-SXM4-80GB"), engine("8B", "none", "A100-SXM4-80GB")
+    assert decode_step_seconds(fp8, 4096, 0) == pytest.approx(decode_step_seconds(plain, 4096, 0))
+    assert decode_step_seconds(fp8, 1, 0) < decode_step_seconds(plain, 1, 0)
+
+
+def test_four_draft_tokens_allow_five_tokens_a_step():
+    speculative = {"speculative_config": {"decoding_type": "NGram", "max_draft_len": 4}}
+    plain = engine_of(shape("8B"), gpu_target(), recipe("none"))
+    drafted = engine_of(shape("8B"), gpu_target(**speculative), recipe("none"))
+    tokens = Tokens(prompt=0, output=100)
+    assert most_tokens_per_second(drafted, 1, tokens) == pytest.approx(5 * most_tokens_per_second(plain, 1, tokens))

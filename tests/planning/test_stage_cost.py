@@ -77,6 +77,14 @@ def test_gpu_hours_cost_what_the_deployment_says(real: Path, edit):
     assert f"{expected:.2f} EUR" in format_plan(plan)
 
 
+def test_without_a_price_of_every_gpu_there_is_no_sum(real: Path, edit):
+    edit(DEPLOYMENT, "  L40S: 2.0\n", "")
+    plan = plan_of(real)
+    assert costs(plan)["canary h100:5"].price is not None
+    assert plan.total.price is None
+    assert "no gpu_hour_prices" in format_plan(plan)
+
+
 def test_a_price_of_an_unknown_gpu_is_refused_with_near_names(real: Path, edit):
     edit(DEPLOYMENT, "H100-SXM5-80GB: 4.0", "H100: 4.0")
     with pytest.raises(ConfigError, match="gpu_hour_prices: unknown accelerator 'H100'") as caught:
