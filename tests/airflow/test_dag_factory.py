@@ -19,6 +19,11 @@ def test_a_release_config_runs_once_at_a_time_and_is_never_caught_up(dag):
     assert dag.catchup is False
 
 
+def test_the_next_recipe_waits_for_the_verdict_on_the_cheaper_one_whatever_it_is(dag):
+    assert upstream(dag, "recipes_2.quantize") == {"recipes_1.accuracy", "baseline_gate"}
+    assert dag.get_task("recipes_2.quantize").trigger_rule == "all_done"
+
+
 def test_every_recipe_is_tried_side_by_side_when_that_is_wanted(project):
     project.config.write_text(project.config.read_text() + "ladder: { strategy: every }\n")
     dag = release_dag(project.config)

@@ -60,8 +60,9 @@ def test_a_target_that_fails_stops_itself_only(tasks, stage, target):
     assert (_settled(walked, target), _settled(walked, other)) == (False, True)
 
 
-def test_a_canary_that_fails_stops_the_targets_behind_it_and_none_before_it(tasks):
-    first, second = (walk(tasks, Case({f"canary/{target}:5": {"verdict": "NO_GO"}})) for target in TARGETS)
+@pytest.mark.parametrize("step", ["canary/{}:5", "settle/{}"])
+def test_a_promotion_that_fails_stops_the_targets_behind_it_and_none_before_it(tasks, step):
+    first, second = (walk(tasks, Case({step.format(target): {"verdict": "NO_GO"}})) for target in TARGETS)
     assert not any(_settled(first, target) for target in TARGETS)
     assert first.endings.one("promotion_2.canary_5", "cpu-b") is SKIPPED
     assert [_settled(second, target) for target in TARGETS] == [True, False]

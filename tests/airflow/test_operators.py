@@ -54,6 +54,31 @@ def tries(run: DagRun) -> dict[str, int]:
     return {ti.task_id: ti.try_number for ti in run.get_task_instances()}
 
 
+def test_one_failed_recipe_does_not_stop_the_release(promoted):
+    seen = states(promoted)
+    assert promoted.state == "success"
+    assert (seen["recipes_1.accuracy", 0], seen["recipes_2.accuracy", 0]) == ("failed", "success")
+    assert {seen[f"promotion_{number}.settle", 0] for number in (1, 2)} == {"success"}
+
+
+def test_a_failed_gate_stops_its_target_only_and_its_server_and_a_failed_canary_is_rolled_back(stopped):
+    ends = {
+        ("targets.staging", 0): "failed",
+        ("targets.load_test", 0): "upstream_failed",
+        ("targets.staging_down", 0): "success",
+        ("approve", -1): "success",
+        ("promotion_1.canary_5", 0): "failed",
+        ("promotion_1.settle", 0): "upstream_failed",
+        ("promotion_2.canary_5", 0): "success",
+        ("promotion_2.canary_100", 0): "failed",
+        ("promotion_2.settle", 0): "upstream_failed",
+        ("promotion_2.rollback", 0): "success",
+    }
+    seen = states(stopped)
+    assert {key: seen[key] for key in ends} == ends
+    assert stopped.state == "failed"
+
+
 def test_a_mapped_task_is_labelled_with_its_subject_and_verdict(promoted):
     assert labels(promoted)["recipes_1.accuracy", 0] == "small · NO_GO"
     assert labels(promoted)["recipes_2.accuracy", 0] == "large · GO"

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from airflow.sdk.exceptions import AirflowSkipException, TaskDeferred
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskDeferred
 from llm_pipeline_airflow import approvals
 from llm_pipeline_airflow.approvals import DecisionOperator, DecisionTrigger, QuestionOperator
 from llm_pipeline_airflow.dag_factory import release_dag
@@ -269,6 +269,35 @@ def test_who_approves_may_refuse_a_target(released, task, flow) -> None:
     with pytest.raises(AirflowSkipException, match="anna did not take it"):
         order.check({"ti": ti}, "cpu-a", lambda: flow)
     order.check({"ti": ti}, "cpu-b", lambda: flow)
+
+
+@pytest.mark.parametrize(
+    ("states", "passed", "why"),
+    [
+        ({"approve": "skipped", "promotion_1.settle_0": "success"}, BOTH, "approve did not succeed in this run"),
+        ({"promotion_1.settle_0": "failed"}, BOTH, "cpu-a comes first and was not promoted"),
+        ({"promotion_1.settle_0": "upstream_failed"}, BOTH, "cpu-a comes first and was not promoted"),
+        ({"promotion_1.settle_0": "skipped"}, BOTH, "cpu-a comes first and was not promoted"),
+        ({"promotion_1.settle_0": "success"}, ["cpu-a"], r"cpu-b did not pass targets\.load_test"),
+        ({"promotion_1.settle_0": "upstream_failed"}, ["cpu-b"], None),  # what was never offered stops no other
+        ({"promotion_1.settle_0": "success"}, BOTH, None),
+    ],
+)
+def test_a_target_begins_after_the_approval_its_own_gates_and_the_targets_before_it(
+    released, flow, states, passed, why
+) -> None:
+    """Though the trigger rule of its first step is `all_done`."""
+    states = {"approve": "success"} | states
+
+    def seen(task_ids, **_run) -> dict[str, dict[str, str]]:
+        return {"r": {name: state for name, state in states.items() if name.removesuffix("_0") in task_ids}}
+
+    results = [{"subject": target} for target in passed]
+    ti = SimpleNamespace(dag_id="tiny", run_id="r", get_task_states=seen, xcom_pull=lambda **_: results)
+    order = release_dag(released.config).get_task("promotion_2.canary_5").turn
+    refused = pytest.raises((AirflowSkipException, AirflowFailException), match=why)
+    with refused if why else nullcontext():
+        order.check({"ti": ti}, "cpu-b", lambda: flow)
 
 
 def test_what_was_answered_on_the_command_line_counts_for_airflows_form_too(task, flow) -> None:

@@ -84,10 +84,14 @@ def test_a_finding_fails_the_task_with_one_message_and_is_told_once(deployment, 
 def test_every_dag_has_the_owner_of_its_deployment_and_tags_to_filter_by(project, deployment, monkeypatch):
     monkeypatch.setenv("AIRFLOW__LLM_PIPELINE__RELEASES", str(project.config.parent))
     deployment.write_text(deployment.read_text() + "owner: platform team\n")
+    from airflow.serialization.serialized_objects import DagSerialization
+
     dags = all_dags(str(project.config))
     assert sorted(dags) == ["guard__here", "release__tiny", "retention__here", "rollback__here", "verify__here"]
     for dag_id, dag in dags.items():
         kind = dag_id.partition("__")[0]
+        assert DagSerialization.to_dict(dag)["dag"]["dag_id"] == dag_id
+        assert (dag.max_active_runs, dag.catchup) == (1, False), dag_id
         assert dag.owner == "platform team", dag_id
         assert dag.tags == {
             f"llm-{kind}", "model:demo/tiny", "deployment:here", "target:cpu-a", "target:cpu-b", "engine:openvino_cpu",

@@ -210,6 +210,16 @@ def test_an_exception_that_nobody_expected_is_logged_once_and_the_watch_goes_on(
     assert "hunter2" not in caplog.text
 
 
+def test_the_page_shows_what_people_wrote_as_text(watching):
+    from llm_pipeline_airflow.pages import watches_table
+
+    watching.hub.publish(**{"<script>.md": b"x"})
+    watching.events(2)
+    table = watches_table([(load_release(watching.project.config).config, read_status(watching.store, "tiny"))])
+    assert "&lt;script&gt;" in table
+    assert "<script" not in table
+
+
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
@@ -290,6 +300,12 @@ def test_a_retry_or_a_clear_of_the_run_releases_its_commit_again_and_another_run
     with pytest.raises(AirflowSkipException, match=f"{A} was released by run release__tiny/run 1"):
         revision_of_run(watching.loaded, context("run 2", events=[event(A)]))
     assert revision_of_run(watching.loaded, context("run 2", events=[event(B)])) == B
+
+
+def test_a_person_s_run_always_runs_and_releases_what_they_named(watching):
+    revision_of_run(watching.loaded, context("run 1", events=[event(A)]))
+    assert revision_of_run(watching.loaded, context("run 2", "manual", revision=A)) == A
+    assert revision_of_run(watching.loaded, context("run 3", "manual")) is None
 
 
 def promote(watching: Watching, commit: str, *targets: str, **changes: Any) -> None:
