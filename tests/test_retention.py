@@ -22,6 +22,7 @@ from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.canary.record import Phase
 from llm_pipeline.config.store import store_settings
 from llm_pipeline.hub.kept_data_sets import kept_data_sets, remove_kept, using
+from llm_pipeline.release.execute import read_stage_record
 from llm_pipeline.retention import RetentionReport, collect_garbage
 from llm_pipeline.store.place_state import read_place
 
@@ -92,6 +93,17 @@ def test_the_same_is_done_in_s3(s3, tmp_path: Path):
     collect(history, days=2)
     assert kept(history) == {new}
     assert not any(history.store.exists(ref) for ref in gone)
+    assert is_whole(history, new)
+
+
+def test_a_stage_result_that_a_kept_release_uses_stays_whoever_computed_it(history: History):
+    old = history.resolve(1)
+    first = history.stage(old, "download", config={"same": 1}, content="same", produces=("checkpoint",))
+    new = history.resolve(2)
+    history.stage(new, "download", config={"same": 1}, content="same", produces=("checkpoint",))
+    collect(history, days=2)
+    assert kept(history) == {new}
+    assert read_stage_record(history.store, first.key) is not None
     assert is_whole(history, new)
 
 

@@ -90,6 +90,19 @@ def test_where_the_disk_does_not_answer_nothing_goes(
     assert history.names() == before
 
 
+@pytest.mark.parametrize("name", ["store/places", "store/releases", "store/artifacts", "store/artifacts/checkpoint"])
+def test_a_link_to_a_file_system_that_is_not_mounted_is_no_empty_directory(history: History, name: str):
+    place = history.root / name
+    aside = place.rename(place.with_name("aside"))
+    place.symlink_to("/not/mounted")
+    try:
+        with pytest.raises(Transient, match="cannot list"):
+            collect(history)
+    finally:
+        place.unlink()
+        aside.rename(place)
+
+
 @pytest.mark.parametrize(
     "document",
     [

@@ -8,7 +8,7 @@ import yaml
 
 from llm_pipeline.base import yaml_document
 from llm_pipeline.base.errors import ConfigError, ExitCode
-from llm_pipeline.base.yaml_document import parse_yaml
+from llm_pipeline.base.yaml_document import YamlBounds, parse_yaml
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").rglob("*.yaml"))
 LOADERS = [yaml.SafeLoader, *([yaml.CSafeLoader] if hasattr(yaml, "CSafeLoader") else [])]
@@ -102,3 +102,11 @@ def test_plain_yaml_is_read(text: str, value: object):
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_committed_config_is_read_as_pyyaml_reads_it(path: Path):
     assert parse_yaml(path.read_bytes(), where=str(path)).value == yaml.safe_load(path.read_text())
+
+
+def test_documents_of_other_programs_may_surprise_but_not_harm():
+    bounds = YamlBounds(strict=False)
+    assert parse_yaml("a: 1\na: 2\non: 010", where="f", bounds=bounds).value == {"a": 2, True: 8}
+    for text in (bomb(9, 9), "[" * 1000, "!!bool foo"):
+        with pytest.raises(ConfigError):
+            parse_yaml(text, where="f", bounds=bounds)

@@ -144,6 +144,28 @@ def test_a_mistake_is_one_error_that_names_file_line_and_key(configs, edit, name
     assert_says_once(error, configs / name, line, *fragments)
 
 
+STEPS = "canary: steps_percent must rise and end at 100"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        (
+            "releases/demo.yaml", ("served_tasks: [demo_generate]", "served_tasks: [gsm8k]"),
+            "evaluation: served_tasks ['gsm8k'] are not in tasks",
+        ),
+        ("policies/demo.yaml", ("[5, 25, 50, 100]", "[25, 5, 50, 100]"), STEPS),
+        ("policies/demo.yaml", ("[5, 25, 50, 100]", "[5, 25, 50]"), STEPS),
+        ("policies/demo.yaml", ("[5, 25, 50, 100]", "[]"), STEPS),
+        ("deployments/local.yaml", ("http: 18410", "http: 18400"), "places: ports [18400] are used twice"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together_in_a_section_is_told_at_the_section(configs, edit, name, change, words):
+    edit(name, *change)
+    line = (configs / name).read_text().splitlines().index(words[: words.index(":") + 1]) + 1
+    assert_says_once(mistake_of(configs / "releases" / "demo.yaml"), configs / name, line, words)
+
+
 EXAMPLE = "releases/llama-3.1-8b-instruct.yaml"
 
 

@@ -106,3 +106,9 @@ def test_restricted_repositories_answer_as_the_hub_does(server: tuple[str, Path,
         member.model_info("demo/disabled")
     assert huggingface_hub.get_hf_file_metadata(gated, token="hf_reader").size == len(FILES["config.json"])
     assert member.model_info("demo/private").private
+
+
+def test_a_repository_id_cannot_leave_the_root(server: tuple[str, Path, str]) -> None:
+    for path in ("/api/models/../..", "/api/models/..%2f..%2fetc/passwd", "/demo/tiny/resolve/main/..%2f..%2fx"):
+        with pytest.raises(OSError, match=r"40[14]"):
+            urllib.request.urlopen(server[0] + path)

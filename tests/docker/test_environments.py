@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import re
@@ -193,6 +194,11 @@ def test_without_root_nothing_is_installed_and_the_error_says_what_to_do(
     assert not (tmp_path / "envs").exists()
 
 
+def test_a_disk_too_small_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(environments.Problem, match="GB free"):
+        environments.require_space(tmp_path, needed=10**18)
+
+
 @pytest.mark.parametrize("name", ["control", "model", "triton", "vllm"])
 def test_every_committed_pin_is_exact_and_from_a_public_index(name: str) -> None:
     lines = environments.constraints_of(name).read_text().splitlines()
@@ -208,6 +214,10 @@ def test_the_model_environment_suits_triton_s_stub() -> None:
     assert int(model["pyarrow"].partition(".")[0]) <= 23
     assert "torchvision" not in model
     assert "setuptools" in model
+
+
+def test_the_script_can_be_read_by_an_older_python_which_then_says_what_it_needs() -> None:
+    ast.parse(SCRIPT.read_text(), feature_version=(3, 9))
 
 
 @pytest.mark.parametrize(("minor", "more"), [(12, {}), (13, {"pyyaml-ft": "8.0.0"})])

@@ -86,6 +86,12 @@ def test_a_stage_waits_for_gpus_that_another_process_holds_until_it_is_killed(tm
         assert begun.is_set()
 
 
+def test_as_many_stages_as_there_are_gpus_run_at_once(tmp_path):
+    with another_stage(tmp_path, 1):
+        _, begun = in_the_background(tmp_path, 1)
+        assert begun.wait(60)
+
+
 def test_a_stage_of_two_gpus_is_not_starved_by_those_of_one(tmp_path):
     with another_stage(tmp_path, 1) as first:
         _, of_two = in_the_background(tmp_path, 2)

@@ -91,6 +91,14 @@ def test_a_release_whose_very_repository_serves_already_is_in_production(sample,
     assert "Release earlier had put the very same model repository there" in headline.sentence
 
 
+def test_recipes_still_being_tried_give_no_verdict_yet(sample, tmp_path: Path) -> None:
+    release = sample.SampleRelease(tmp_path)
+    release.measure_baseline()
+    release.try_recipes(["int4_awq"], choose=False)
+    data = collect(release.store, sample.RELEASE)
+    assert (data.headline.state, data.headline.verdict) == ("on its way", None)
+
+
 def test_a_release_without_a_passing_recipe_is_stopped(sample, tmp_path: Path) -> None:
     release = sample.SampleRelease(tmp_path)
     release.measure_baseline()

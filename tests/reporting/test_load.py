@@ -41,6 +41,13 @@ def with_outcome(study: LoadStudy, **changes: object) -> LoadStudy:
     return study.model_copy(update={"outcome": study.outcome.model_copy(update=changes)})
 
 
+def test_requests_that_failed_keep_a_curve_below_one(tmp_path: Path) -> None:
+    outcome = sample_load_test(tmp_path, broken=24)
+    requests = sum(window.requests for window in outcome.windows[-3:])
+    curves = read_load(tmp_path, "cpu", POLICY).curves
+    assert {curve.shares[-1] for curve in curves} == {1 - 24 / requests}
+
+
 def test_the_latency_plots_name_their_axes_and_every_limit(plots: dict[str, Plot]) -> None:
     assert {"share of requests answered", "its limit, 250 ms", "its limit, 1,500 ms", "needed: 95 %"} <= texts(
         plots["latency-cpu"]

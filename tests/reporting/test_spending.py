@@ -31,9 +31,14 @@ def result(stage: str, subject: str = "", *, seconds: float = 1800.0, reused: bo
     return StageResult(release_id="r", stage=stage, subject=subject, key="0" * 64, reused=reused, timings=timings)
 
 
-def test_a_stage_costs_its_seconds_by_its_gpus_by_their_price(tmp_path):
-    cost = release_cost(record_with(tmp_path, **HOST, **PRICES), [result("quantize", "fp8"), result("download")])
-    assert (cost.seconds, cost.gpu_hours, cost.price) == (3600.0, 1.0, 3.0)
+@pytest.mark.parametrize(
+    ("deployment", "gpu_hours", "price"),
+    [(HOST | PRICES, 1.0, 3.0), (HOST, 1.0, None), (PRICES, 0.0, 0.0)],
+    ids=["priced", "no price", "no GPU"],
+)
+def test_a_stage_costs_its_seconds_by_its_gpus_by_their_price(tmp_path, deployment, gpu_hours, price):
+    cost = release_cost(record_with(tmp_path, **deployment), [result("quantize", "fp8"), result("download")])
+    assert (cost.seconds, cost.gpu_hours, cost.price) == (3600.0, gpu_hours, price)
 
 
 @pytest.mark.parametrize("planned", [True, False])

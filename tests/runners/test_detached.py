@@ -73,6 +73,15 @@ def test_stopping_ends_a_child_in_a_process_group_of_its_own_as_soon_as_the_grou
     assert time.monotonic() - began < 20
 
 
+def test_another_process_with_the_same_pid_is_never_touched(tmp_path: Path) -> None:
+    process = start(tmp_path, _SLEEP)
+    stranger = process.model_copy(update={"start_ticks": process.start_ticks - 1000})
+    try:
+        assert not stranger.alive
+    finally:
+        detached.stop(process)
+
+
 @pytest.mark.parametrize("content", [b"", b'{"name": "slee', b"\xff\x00", b"{}"])
 def test_a_damaged_record_names_no_process_and_is_told_once(
     tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture

@@ -138,6 +138,14 @@ def test_an_image_that_cannot_be_pulled_is_a_terminal_error_for_every_worker(pla
     assert caught.value.exit_code == ConfigError.exit_code
 
 
+def test_an_image_s_name_that_is_none_is_a_terminal_error_at_once(place):
+    runner = place.scripted("", image="No Image")
+    job = runner.submit(place.request(), HERE)
+    place.ended(runner, job)
+    with pytest.raises(RemoteStageError, match="InvalidImageName"):
+        runner.outcome(job)
+
+
 @pytest.mark.parametrize(("trouble", "says"), [("full", "3 Insufficient gpu"), ("quota_used_up", "exceeded quota")])
 def test_a_pod_without_a_node_waits_for_its_time_and_is_then_tried_again(place, cluster, trouble, says):
     setattr(cluster, trouble, True)

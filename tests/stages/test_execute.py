@@ -158,15 +158,38 @@ def test_a_failure_is_noted_in_the_release_until_the_stage_succeeds(counter: Cou
     assert store.read_document("releases/r1/failures/count.json") is None
 
 
-def test_a_fault_is_terminal_and_named(counter: Counter, request_for) -> None:
-    error = fail(request_for(failure="fault")).error
-    assert (error.family, error.exit_code) == ("terminal", ExitCode.INFRASTRUCTURE)
-    assert "ZeroDivisionError: a fault" in error.message
+@pytest.mark.parametrize(
+    ("failure", "family", "words"),
+    [
+        ("fault", "terminal", "ZeroDivisionError: a fault"),
+        ("exit", "terminal", "SystemExit: 1"),  # of a library, and no verdict
+        ("full", "transient", "free disk space"),
+    ],
+)
+def test_what_goes_wrong_in_a_stage_is_no_verdict_and_is_named(
+    counter: Counter, request_for, failure: str, family: str, words: str
+) -> None:
+    error = fail(request_for(failure=failure)).error
+    assert (error.family, error.exit_code) == (family, ExitCode.INFRASTRUCTURE)
+    assert words in f"{error.message} -> {error.hint}"
 
 
 def test_an_unknown_config_key_is_bad_input(counter: Counter, request_for) -> None:
     assert fail(request_for(tetx="typo")).error.type == ConfigError.__name__
     assert counter.runs == 0
+
+
+def test_two_at_once_share_one_computation(counter: Counter, request_for) -> None:
+    counter.slow.clear()
+    results: list[StageResult] = []
+    threads = [threading.Thread(target=lambda: results.append(succeed(request_for()))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    counter.slow.set()
+    for thread in threads:
+        thread.join(30)
+    assert counter.runs == 1
+    assert sorted(result.reused for result in results) == [False, True, True]
 
 
 def test_a_stage_passes_an_input_on_without_a_copy_and_nothing_else(
