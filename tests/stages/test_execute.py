@@ -44,8 +44,6 @@ class Counter:
             raise Transient("the network went away")
         if context.config.failure == "full":
             raise OSError(28, "No space left on device")
-        if context.config.failure == "fault with a URL":
-            raise RuntimeError("https://user:hunter2@hub.example")
         if context.config.failure == "exit":
             sys.exit(1)
         if context.config.failure == "fault":
