@@ -154,7 +154,7 @@ def test_a_layer_that_the_model_does_not_have_is_refused_not_dropped(exported, t
     for suffix in ("weight", "weight_scale", "input_scale"):
         tensors[f"model.layers.7.mlp.up_proj.{suffix}"] = tensors[f"model.layers.0.mlp.up_proj.{suffix}"].clone()
     save_file(tensors, broken / "model.safetensors", {"format": "pt"})
-    with pytest.raises(Unsupported, match=r"model\.layers\.7\.mlp\.up_proj: the traced graph has no weight"):
+    with pytest.raises(Unsupported, match=r"the traced graph has no weight.*\[model\.layers\.7\.mlp\.up_proj\]"):
         build(broken, target(), tmp_path / "engine")
     assert not (tmp_path / "engine").exists()
 
