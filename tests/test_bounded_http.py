@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 import sys
 import time
 from contextlib import contextmanager
@@ -18,13 +17,18 @@ from bare_socket import says, serving
 
 
 @contextmanager
-def server(*pieces: bytes, pause: float = 0.0, repeat_last: bool = False, tls: ssl.SSLContext | None = None):
+def server(*pieces: bytes, pause: float = 0.0, repeat_last: bool = False):
     """Sends these pieces to whoever connects, whatever was asked, then closes."""
-    with serving(says(*pieces, pause=pause, repeat_last=repeat_last), tls=tls) as url:
+    with serving(says(*pieces, pause=pause, repeat_last=repeat_last)) as url:
         yield f"{url}/metrics"
 
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
+
+
+def test_a_redirect_is_not_followed():
+    with server(b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n") as url:
+        assert call(url, seconds=5.0).status == 302
 
 
 @pytest.mark.parametrize(

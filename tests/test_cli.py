@@ -122,6 +122,7 @@ def test_a_mistake_in_a_config_ends_with_4_and_one_error_without_a_traceback(con
             f"error: {path}:{line}: unknown key workload.rate_per_minute: did you mean rate_per_second?"
             " -> correct demo.yaml; nothing was started (docs/runbooks.md#configerror)\n"
         )
+    assert [entry.name for entry in configs.parent.iterdir()] == ["configs"]
 
 
 def test_a_missing_file_of_this_directory_is_told_what_the_directory_has(tmp_path, monkeypatch, capsys):
@@ -146,7 +147,16 @@ def test_a_missing_config_ends_with_4_and_says_what_there_is(capsys: pytest.Capt
     assert "llama-3.1-8b-instruct" in error
 
 
-@pytest.mark.parametrize("arguments", [["plan"], ["plna", "x.yaml"], ["run", "x.yaml", "--approve", "--reject"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["plan"],
+        ["plna", "x.yaml"],
+        ["run", "x.yaml", "--approve", "--reject"],
+        ["stop", "--drain", "nan"],
+        ["plan", "x.yaml", "--store-seconds=-1"],
+    ],
+)
 def test_wrong_arguments_end_with_a_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as ended:
         main(arguments)

@@ -104,6 +104,22 @@ def test_with_the_network_allowed_files_stay_denied(inside, outside):
         confined(outside.read_text, [inside], network=True)
 
 
+@needs_landlock
+def test_a_checkout_on_the_import_path_is_not_opened_whole(inside, outside, monkeypatch):
+    monkeypatch.syspath_prepend(str(outside.parent))
+    with pytest.raises(PermissionError):
+        confined(outside.read_text, [inside])
+
+
+@needs_landlock
+def test_a_file_moved_in_from_outside_stays_unread(inside, outside):
+    def move():
+        return outside.rename(inside / "moved").read_bytes()
+
+    with pytest.raises(OSError, match=r"cross-device|denied"):
+        confined(move, [inside])
+
+
 def test_errors_come_back_as_they_are_and_context_is_kept(inside):
     variable = contextvars.ContextVar("variable")
     variable.set("kept")

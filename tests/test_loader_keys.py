@@ -85,6 +85,13 @@ def test_an_index_with_shards_outside_of_the_directory_is_refused(checkpoint, sh
         check_directory(checkpoint)
 
 
+def test_a_key_that_leads_elsewhere_is_refused_in_a_subdirectory_too(checkpoint):
+    (checkpoint / "tokenizer").mkdir()
+    (checkpoint / "tokenizer/tokenizer_config.json").write_text('{"tokenizer_file": "/models/tokenizer.json"}')
+    with pytest.raises(IntegrityError, match=r"'tokenizer_file' is '/models/tokenizer\.json'"):
+        check_directory(checkpoint)
+
+
 @pytest.mark.parametrize(("name", "content"), [("config.json", "{"), ("tokenizer_config.json", '{"a": 1, "a": 2}')])
 def test_malformed_json_in_a_directory_is_refused(checkpoint, name, content):
     (checkpoint / name).write_text(content)

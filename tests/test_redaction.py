@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.redaction import without_credentials
 
 SECRET = "0123456789abcdef0123456789ABCDEFsecret"
@@ -48,6 +49,11 @@ CLOUDFRONT = f"https://cdn.example/repos/x?Expires=1&Policy={SECRET}&Signature={
 def test_no_part_of_a_signature_or_token_is_left(text: str) -> None:
     assert "*" in (left := without_credentials(text))
     assert not [part for part in (SECRET, SECRET[:9], SECRET[9:], SECRET[-20:]) if part in left], left
+
+
+def test_the_text_of_an_error_holds_no_signature() -> None:
+    error = Transient(f"no answer from {S3}", where=CLOUDFRONT, hint=f"hf_{SECRET}")
+    assert SECRET not in str(error) + error.to_document().model_dump_json()
 
 
 def test_what_tells_where_it_happened_is_left() -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,13 @@ def test_a_canary_step_is_told_its_share_and_its_repository(store) -> None:
     assert request.inputs == {"repository": REPOSITORY}
 
 
+def test_all_canary_steps_of_one_run_know_the_same_run_and_the_next_run_is_another(store) -> None:
+    packaged(store)
+    runs = [canary(store, MORNING, percent).run for percent in ("5", "25", "100")]
+    assert runs == [MORNING.isoformat()] * 3
+    assert canary(store, MORNING + timedelta(seconds=1), "5").run not in ("", runs[0])
+
+
 def test_a_target_that_goes_to_another_place_is_served_judged_and_promoted_there(store) -> None:
     packaged(store)
     release = flow(store, MORNING, places={"cpu": "beside"})
@@ -163,6 +170,12 @@ def test_a_recipe_is_passed_over_once_a_cheaper_one_passed_wherever_it_is_legal(
     assert two.passed_over("fp8") == "a cheaper recipe passed (int8 on cpu; int3 on gpu)"
     assert climbing(store, cpu=("int3", "fp8")).passed_over("fp8") == "a cheaper recipe passed (int3)"
     assert two.passed_over("nowhere") == "nowhere is legal on no target"
+
+
+def test_a_verdict_on_another_checkpoint_passes_nothing(store) -> None:
+    judged(store, "int4", Verdict.GO, quantized_again=True)
+    assert climbing(store, cpu=("int4", "fp8")).passed_over("fp8") is None
+    assert climbing(store, cpu=("int4",)).request("choose", "cpu").config["attempts"] == []
 
 
 def test_a_target_chooses_from_its_own_ladder_errors_included(store) -> None:

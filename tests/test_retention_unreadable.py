@@ -113,7 +113,16 @@ def test_a_link_to_a_file_system_that_is_not_mounted_is_no_empty_directory(histo
         "a stage",
     ],
 )
-@pytest.mark.parametrize("content", [b"", b'{"revision": "1", "val', b'{"revision": "1", "value": []}', None])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b'{"revision": "1", "val',
+        b'{"revision": "1", "value": []}',
+        b'{"revision": "1", "value": {"form": "unknown"}}',
+        None,
+    ],
+)
 def test_where_a_root_is_damaged_nothing_goes_and_the_document_is_named(
     history: History, document: str, content: bytes | None
 ):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -70,6 +71,15 @@ def test_a_second_call_fetches_nothing(
     report = download_model(source, model, tmp_path / "checkpoint")
     assert (report.fetched_files, report.fetched_bytes) == (0, 0)
     assert len(local_hub.faults.requests) == before
+
+
+def test_the_pinned_commit_is_fetched_after_the_branch_moved(
+    local_hub: LocalHub, source: HubSource, model: PinnedModel, tmp_path: Path
+) -> None:
+    wanted = expected(local_hub)
+    local_hub.publish(config__json=CONFIG + b" ")
+    download_model(source, model, tmp_path / "checkpoint")
+    assert content(tmp_path / "checkpoint") == wanted
 
 
 @pytest.mark.parametrize(
@@ -171,13 +181,32 @@ def test_a_disk_that_fills_up_leaves_no_visible_file(
         subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_a_shard_that_the_index_names_and_nobody_uploaded_is_found(
-    local_hub: LocalHub, source: HubSource, tmp_path: Path
+@pytest.mark.parametrize(
+    ("file", "uploaded", "problem"),
+    [
+        (
+            "model.safetensors.index.json",
+            b'{"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}',
+            "00002",
+        ),
+        (WEIGHTS, safetensors_bytes(5000)[:-100], "truncated"),
+        (
+            "config.json",
+            json.dumps({**json.loads(CONFIG), "transformers_weights": "/models/good.safetensors"}).encode(),
+            "'transformers_weights' is",
+        ),
+        ("tokenizer_config.json", b'{"tokenizer_file": "/models/tokenizer.json"}', "'tokenizer_file' is"),
+        ("generation_config.json", b"[" * 100_000, "nested deeper"),
+    ],
+    ids=["a shard is missing", "cut weights", "other weights", "another tokenizer", "JSON without bounds"],
+)
+def test_files_with_the_right_hashes_that_are_no_sound_model_are_refused(
+    local_hub: LocalHub, source: HubSource, tmp_path: Path, *, file: str, uploaded: bytes, problem: str
 ) -> None:
-    index = b'{"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}'
-    local_hub.publish(**{"model.safetensors.index.json": index})
-    with pytest.raises(IntegrityError, match="00002"):
+    local_hub.publish(**{file: uploaded})
+    with pytest.raises(IntegrityError, match=problem) as refused:
         download_model(source, source.resolve("demo/tiny", "main"), tmp_path / "checkpoint")
+    assert refused.value.where == file
 
 
 SCRIPT = """

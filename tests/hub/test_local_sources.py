@@ -51,6 +51,8 @@ def test_a_directory_is_pinned_by_its_content(directory: DirectorySource, local_
     assert content(tmp_path / "checkpoint") == expected(local_hub)
     (directory.root / "config.json").write_bytes(local_hub.contents["config.json"] + b"\n")
     assert directory.resolve("demo/tiny", "main").commit != model.commit
+    with pytest.raises(SourceRefused, match="no revisions"):
+        directory.resolve("demo/tiny", "v2")
 
 
 def test_the_commit_of_a_directory_is_the_id_that_the_hub_s_tree_would_have(
@@ -89,14 +91,22 @@ def test_links_and_special_files_in_a_directory_are_refused(
         directory.resolve("demo/tiny", "main")
 
 
-@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["directory", "named pipe"])
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (Path.mkdir, "not a regular file"),
+        (os.mkfifo, "not a regular file"),
+        (lambda path: path.symlink_to("elsewhere"), "cannot be opened"),
+    ],
+    ids=["directory", "named pipe", "link"],
+)
 def test_what_is_put_in_place_of_a_pinned_file_and_is_no_file_is_refused(
-    directory: DirectorySource, tmp_path: Path, make: Callable[[Path], None]
+    directory: DirectorySource, tmp_path: Path, make: Callable[[Path], None], said: str
 ) -> None:
     model = directory.resolve("demo/tiny", "main")
-    (directory.root / "config.json").unlink()
+    (directory.root / "config.json").rename(directory.root / "elsewhere")
     make(directory.root / "config.json")
-    with pytest.raises(SourceRefused, match="not a regular file"):
+    with pytest.raises(SourceRefused, match=said):
         download_model(directory, model, tmp_path / "checkpoint")
 
 

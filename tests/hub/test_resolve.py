@@ -7,6 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import constants
@@ -79,13 +80,15 @@ def test_a_private_repository_is_not_found_without_a_reader_s_token(
         resolve_revision(connect(local_hub.endpoint, TOKEN_VARIABLE), "demo/tiny")
 
 
-def test_a_private_repository_is_read_with_the_token_of_the_named_variable(
-    local_hub: LocalHub, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("closed", [{"private": True}, {"gated": "manual"}], ids=["private", "gated"])
+def test_a_closed_repository_is_read_with_the_token_of_the_named_variable_and_known_as_gated(
+    local_hub: LocalHub, monkeypatch: pytest.MonkeyPatch, closed: dict[str, Any]
 ) -> None:
     commit = local_hub.publish()
-    local_hub.restrict("demo/tiny", private=True, readers=(SECRET,))
+    local_hub.restrict("demo/tiny", readers=(SECRET,), **closed)
     monkeypatch.setenv(TOKEN_VARIABLE, SECRET)
-    assert resolve_revision(connect(local_hub.endpoint, TOKEN_VARIABLE), "demo/tiny").commit == commit
+    model = resolve_revision(connect(local_hub.endpoint, TOKEN_VARIABLE), "demo/tiny")
+    assert (model.commit, model.gated) == (commit, closed.get("gated"))
 
 
 def test_a_token_of_another_variable_is_never_sent(local_hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,6 +147,14 @@ def test_a_hub_that_is_busy_for_a_moment_is_asked_again_after_the_time_that_it_n
     assert look.name == f"demo/tiny@{commit[:12]}"
     assert look.read("config.json", 2, 13) == b"architectures"
     assert time.monotonic() - began >= 2
+
+
+def test_a_long_wait_is_not_waited_for_before_the_hub_is_asked_again(local_hub: LocalHub, hub: Hub) -> None:
+    local_hub.publish()
+    local_hub.fail("status", "/revision/main", status=429, retry_after_seconds=20)
+    with pytest.raises(HubUnavailable) as caught:
+        resolve_revision(hub, "demo/tiny")
+    assert caught.value.retry_after_seconds == 20
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,13 @@ def test_an_object_that_changed_after_it_was_pinned_is_refused(prefix: Prefix, t
     assert prefix.resolve().commit != model.commit
 
 
+def test_an_object_that_was_deleted_after_it_was_pinned_is_refused(prefix: Prefix, tmp_path: Path) -> None:
+    model = prefix.resolve()
+    prefix.client.delete_object(Bucket=prefix.bucket, Key="models/tiny/model.safetensors")
+    with pytest.raises((SourceRefused, IntegrityError), match="resolve the release again"):
+        download_model(prefix.source, model, tmp_path / "checkpoint")
+
+
 def test_in_a_bucket_with_versions_the_pinned_one_is_read_after_a_change(prefix: Prefix, tmp_path: Path) -> None:
     prefix.client.put_bucket_versioning(Bucket=prefix.bucket, VersioningConfiguration={"Status": "Enabled"})
     for name, data in FETCHED.items():

@@ -207,6 +207,12 @@ def test_a_file_that_was_changed_after_it_was_hashed_does_not_pass_for_what_was_
         push(writer, files)
 
 
+def test_a_repository_of_somebody_s_own_is_not_touched(local_hub: LocalHub, writer: Hub, tmp_path: Path) -> None:
+    push(writer, [file for file in files_of(tmp_path) if file.path != MARKER])
+    with pytest.raises(ConfigError, match=r"not pushed by this command: config\.json"):
+        push(writer, files_of(tmp_path))
+
+
 def test_a_private_push_to_a_public_repository_is_refused_and_a_new_one_is_private(
     local_hub: LocalHub, writer: Hub, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import threading
 import time
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from llm_pipeline.adapters.local.store import LocalStore
+from llm_pipeline.base.errors import Transient
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.store import StoreModel, store_settings
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput, StageRequest, StageResult
@@ -200,6 +202,27 @@ def test_of_two_processes_that_want_one_stage_key_one_computes_and_the_other_wai
     assert len({result.artifacts["who"].digest for result in results}) == 1
     assert len(runs.read_text().splitlines()) == (2 if first_is_killed else 1)
     assert len(list(store.artifacts())) == 1
+
+
+@pytest.mark.parametrize("fault", [Transient("no answer"), ZeroDivisionError("a fault")], ids=["outage", "fault"])
+def test_a_lease_is_renewed_again_after_a_store_that_failed(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    failed = threading.Event()
+
+    def fail(*_: object) -> str:
+        failed.set()
+        raise fault
+
+    with Lease(store, "leases/work.json", seconds=0.06) as lease:
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "write_document", fail)
+            assert failed.wait(30)
+        before, deadline = store.read_document("leases/work.json"), time.monotonic() + 30
+        while store.read_document("leases/work.json") == before:
+            assert time.monotonic() < deadline, "nobody renews it any more"
+            time.sleep(0.01)
+        lease.check()
 
 
 def test_an_owner_that_lost_its_lease_is_told_before_it_publishes(store: LocalStore) -> None:

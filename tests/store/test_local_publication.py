@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+import tempfile
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -15,6 +17,7 @@ import pytest
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.durable import copy_file
 from llm_pipeline.base.errors import IntegrityError, Transient
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.store import artifact_store
 from llm_pipeline.store.manifest import Difference
 
@@ -71,6 +74,23 @@ def test_a_file_whose_name_is_not_utf8_is_refused(store: LocalStore, weights: Pa
         store.publish("checkpoint", weights)
 
 
+def test_a_file_that_vanishes_before_its_artifact_is_complete_makes_none_and_it_can_be_repeated(
+    store: LocalStore, weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seal = store._seals.seal
+
+    def late(ref: ArtifactRef, statement: Any) -> None:
+        (store.root / "artifacts" / ref.kind / ref.digest / "model.bin").unlink()  # by a retention, as a leftover
+        seal(ref, statement)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store._seals, "seal", late)
+        with pytest.raises(Transient, match="vanished while it was published"):
+            store.publish("checkpoint", weights)
+    assert list(store.artifacts()) == []
+    assert store.verify(store.publish("checkpoint", weights)) == []
+
+
 def test_an_artifact_that_was_repaired_while_its_damage_was_found_stays(
     store: LocalStore, weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,6 +108,26 @@ def test_an_artifact_that_was_repaired_while_its_damage_was_found_stays(
     with pytest.raises(IntegrityError, match="changed"):
         store.fetch(ref)
     assert LocalStore(store.uri).verify(ref) == []
+
+
+def test_files_to_be_consumed_become_the_stores_own_and_readable_as_copies_are(
+    store: LocalStore, weights: Path, tmp_path: Path
+) -> None:
+    (weights / "model.bin").chmod(0o600)
+    (tmp_path / "another-name").hardlink_to(weights / "sub" / "config.json")
+    ref = store.publish("checkpoint", weights, consume=True)
+    assert not weights.exists()
+    (tmp_path / "another-name").write_bytes(b"changed by its owner")
+    assert store.verify(ref) == []
+    assert len({path.stat().st_mode for path in store.fetch(ref).rglob("*") if path.is_file()}) == 1
+
+
+def test_a_directory_to_be_consumed_on_another_disk_is_copied(store: LocalStore, weights: Path) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as elsewhere:
+        if Path(elsewhere).stat().st_dev == weights.stat().st_dev:
+            pytest.skip("there is one disk only")
+        there = Path(shutil.copytree(weights, f"{elsewhere}/weights"))
+        assert store.verify(store.publish("checkpoint", there, consume=True)) == []
 
 
 def test_an_error_leaves_a_directory_to_be_consumed_where_it_was(

@@ -57,6 +57,14 @@ def test_a_hand_over_lets_the_other_model_in_while_the_holder_serves(store: Loca
     assert (serving.model_id, serving.pointer.release_id) == (A, "a1")
 
 
+def test_the_holder_takes_a_hand_over_back(store: LocalStore) -> None:
+    serve(store, A, "cpu", pointer("a1"))
+    hand_over(store, "cpu", B, by="alice")
+    hand_over(store, "cpu", A, by="bob")
+    with pytest.raises(PlaceTaken):
+        require_place(store, "cpu", B)
+
+
 def test_an_edit_keeps_what_others_wrote_meanwhile(store: LocalStore) -> None:
     asked = []
 

@@ -10,6 +10,8 @@ import pytest
 from google.protobuf import json_format
 from in_toto_attestation.predicates.provenance.v1.provenance_pb2 import Provenance as SlsaProvenance
 from in_toto_attestation.v1.resource_descriptor import ResourceDescriptor
+from in_toto_attestation.v1.statement import Statement
+from in_toto_attestation.v1.statement_pb2 import Statement as StatementMessage
 
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import ArtifactRef
@@ -50,8 +52,14 @@ def _statement(made: Provenance) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("made", MADE.values(), ids=MADE)
-def test_its_predicate_is_slsa_provenance(made: Provenance) -> None:
+def test_a_manifest_is_an_in_toto_statement_with_slsa_provenance(made: Provenance) -> None:
+    """Parsing refuses unknown fields and wrong types; `validate` what is required."""
     statement = _statement(made)
+    message = json_format.ParseDict(statement, StatementMessage())
+    Statement.copy_from_pb(message).validate()
+    assert [(one.name, dict(one.digest)) for one in message.subject] == [
+        (one.path, {"sha256": one.sha256}) for one in FILES
+    ]
     assert statement["predicateType"] == PREDICATE_TYPE == "https://slsa.dev/provenance/v1"
     slsa = json_format.ParseDict(statement["predicate"], SlsaProvenance())
     for uri in (slsa.build_definition.build_type, slsa.run_details.builder.id):

@@ -166,6 +166,12 @@ def test_a_signature_that_was_taken_away_is_refused(open_with, signing, weights:
     assert [found.problem for found in store.verify(ref)] == ["missing: the artifact is unsigned"]
 
 
+def test_a_signature_by_another_key_is_refused(open_with, signing, weights: Path) -> None:
+    ref = open_with(signing("other", "other")).publish("checkpoint", weights)
+    with pytest.raises(IntegrityError, match="signed by another key"):
+        open_with(signing(None, "ours", "locked")).fetch(ref)
+
+
 def test_a_forged_manifest_is_refused_although_its_seal_fits(open_with, signing, weights: Path) -> None:
     store = open_with(signing("ours", "ours"))
     ref = store.publish("checkpoint", weights, Provenance(made_by="ci"))
@@ -235,13 +241,21 @@ def test_an_altered_bundle_is_refused(signing, weights: Path, alter: Callable[[d
     assert capsys.readouterr().out == ""
 
 
-def test_signing_switched_on_later_signs_what_is_published_again_under_the_same_name(
-    open_with, signing, weights: Path
+@pytest.mark.parametrize("rubbish", [b"", b"rubbish", b"null", b"\xff\xfe", b"[" * 100_000])
+def test_rubbish_in_place_of_a_signature_is_refused(signing, weights: Path, rubbish: bytes) -> None:
+    manifest = Manifest(kind="checkpoint", files=inventory(weights))
+    found = Signatures(signing(None, "ours")).problems(manifest, manifest.to_json(), rubbish)
+    assert [difference.problem for difference in found] == ["not a signature: it is not a sigstore bundle"]
+
+
+@pytest.mark.parametrize("before", [None, "other"], ids=["unsigned", "an old key"])
+def test_signing_switched_on_or_a_new_key_signs_what_is_published_again_under_the_same_name(
+    open_with, signing, weights: Path, before: str | None
 ) -> None:
-    unsigned = open_with(None).publish("checkpoint", weights)
+    ref = open_with(before and signing(before, before)).publish("checkpoint", weights)
     store = open_with(signing("ours", "ours"))
-    assert store.publish("checkpoint", weights) == unsigned
-    assert store.verify(unsigned) == []
+    assert store.publish("checkpoint", weights) == ref
+    assert store.verify(ref) == []
 
 
 def test_a_publication_where_signatures_are_required_and_nothing_signs_is_refused(

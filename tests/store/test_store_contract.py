@@ -140,6 +140,31 @@ def test_one_changed_byte_is_found_and_named(
         store.fetch(ref)
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("empty", None),
+        (MANIFEST_FILE, None),
+        (COMPLETE_FILE, None),
+        ("backdoor.py", b""),
+        ("sub/_MANIFEST.json", b""),
+        (SIGNATURE_FILE, b"{}"),
+    ],
+)
+def test_a_missing_and_an_added_file_are_found_and_named(
+    store: ArtifactStore, medium: Medium, weights: Path, name: str, content: bytes | None
+) -> None:
+    ref = store.publish("checkpoint", weights)
+    if content is None:
+        medium.delete(path_in(ref, name))
+    else:
+        medium.write(path_in(ref, name), content)
+    for found in (store.verify(ref), store.check(ref)):
+        assert [difference.path for difference in found] == [name]
+    with pytest.raises(IntegrityError, match=name):
+        store.fetch(ref)
+
+
 def test_a_manifest_that_was_edited_is_found(store: ArtifactStore, medium: Medium, weights: Path) -> None:
     ref = store.publish("checkpoint", weights)
     manifest = medium.read(path_in(ref, MANIFEST_FILE))
@@ -209,6 +234,12 @@ def test_a_symbolic_link_is_refused(store: ArtifactStore, weights: Path) -> None
     assert list(store.artifacts()) == []
 
 
+def test_an_empty_directory_is_refused(store: ArtifactStore, tmp_path: Path) -> None:
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(IntegrityError, match="nothing to publish"):
+        store.publish("checkpoint", tmp_path / "nothing")
+
+
 def test_unusual_names_of_files_come_back(store: ArtifactStore, tmp_path: Path) -> None:
     names = ["ä ö/ü+%20&?=#.txt", "a b.json", "-", "~", "'\"", "[1]*", "\u2603/\U0001f600", ".hidden/.json"]
     for name in names:
@@ -260,12 +291,13 @@ def test_a_document_is_written_only_at_the_revision_it_was_read(store: ArtifactS
     assert store.read_document(POINTERS) is None
     first = store.write_document(POINTERS, {"n": 1}, None)
     second = store.write_document(POINTERS, {"n": 2}, first)
-    for stale in (first, None):
+    third = store.write_document(POINTERS, {"n": 1}, second)  # a value that came back is another revision
+    for stale in (first, second, None):
         with pytest.raises(Conflict):
             store.write_document(POINTERS, {"n": 3}, stale)
     document = store.read_document(POINTERS)
     assert document is not None
-    assert (document.value, document.revision) == ({"n": 2}, second)
+    assert (document.value, document.revision) == ({"n": 1}, third)
 
 
 def test_a_document_that_was_deleted_is_not_written_again_by_who_read_it(store: ArtifactStore) -> None:

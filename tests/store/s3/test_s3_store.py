@@ -155,6 +155,14 @@ def test_an_interrupted_download_goes_on_with_the_files_that_are_there(
     assert not faults.seen(is_a("GET", "config.json"))
 
 
+def test_a_fetch_without_a_cache_says_what_to_configure(config: StoreModel, weights: Path) -> None:
+    store = S3Store(config.model_copy(update={"cache": None}))
+    ref = store.publish("checkpoint", weights)
+    with pytest.raises(ConfigError, match=r"store\.cache"):
+        store.fetch(ref)
+    assert store.verify(ref) == []
+
+
 @pytest.mark.parametrize(
     ("code", "answered", "hint"),
     [
@@ -178,6 +186,14 @@ def test_an_error_of_s3_says_what_to_do(
     with pytest.raises(family, match=code) as raised:
         store.write_document("pointers/m.json", {}, None)
     assert raised.match(hint)
+
+
+def test_a_profile_that_does_not_exist_is_a_wrong_configuration(
+    s3_config: StoreModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    with pytest.raises(ConfigError, match="correct AWS_PROFILE"):
+        S3Store(s3_config).read_document("pointers/m.json")
 
 
 @pytest.mark.parametrize("profile", ["default", "build"])
