@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import socket
-import ssl
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 Script = Callable[[socket.socket, threading.Event], None]
 """Serves a connection; the event says that the test is over."""
 
 
 @contextmanager
-def serving(script: Script, *, tls: ssl.SSLContext | None = None) -> Iterator[str]:
+def serving(script: Script) -> Iterator[str]:
     """The URL of a server that follows a script with whoever connects, then closes."""
     over = threading.Event()
 
     def serve(connection: socket.socket) -> None:
         with suppress(OSError), connection:
-            secured = tls.wrap_socket(connection, server_side=True) if tls else connection
-            with secured:
-                script(secured, over)
+            script(connection, over)
 
     def accept() -> None:
         with suppress(OSError):
@@ -35,7 +30,7 @@ def serving(script: Script, *, tls: ssl.SSLContext | None = None) -> Iterator[st
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # of connections: what nobody takes stays away
         threading.Thread(target=accept, daemon=True).start()
         try:
-            yield f"{'https' if tls else 'http'}://127.0.0.1:{listener.getsockname()[1]}"
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             over.set()
             with suppress(OSError):
@@ -55,27 +50,3 @@ def says(*pieces: bytes, pause: float = 0.0, repeat_last: bool = False) -> Scrip
             over.wait(pause)
 
     return script
-
-
-def tunnels(script: Script, tls: ssl.SSLContext) -> Script:
-    """A proxy that grants a tunnel, and follows a script as the server at its end."""
-
-    def proxy(connection: socket.socket, over: threading.Event) -> None:
-        asked = connection.recv(65536)
-        assert asked.startswith(b"CONNECT "), asked
-        connection.sendall(b"HTTP/1.1 200 Granted\r\nVia: a test\r\n\r\n")
-        with tls.wrap_socket(connection, server_side=True) as secured:
-            script(secured, over)
-
-    return proxy
-
-
-def certificate(directory: Path) -> tuple[ssl.SSLContext, Path]:
-    """What a server on 127.0.0.1 needs for TLS, and the certificate that its clients trust."""
-    certificate, key = directory / "certificate.pem", directory / "key.pem"
-    request = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-    names = ["-days", "2", "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run([*request, *names, "-keyout", key, "-out", certificate], check=True, capture_output=True)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    return context, certificate

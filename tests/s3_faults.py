@@ -8,8 +8,6 @@ with faulty(server.endpoint) as faults:
 from __future__ import annotations
 
 import http.client
-import random
-import re
 import socket
 import struct
 import threading
@@ -87,7 +85,6 @@ class Faults:
         self.server = server
         self.endpoint = endpoint
         self.requests: list[Request] = []
-        self.answers: dict[tuple[str, str], list[Response]] = {}
         self._injected: list[_Injected] = []
         self._lock = threading.Lock()
 
@@ -113,9 +110,7 @@ class Faults:
     def answer(self, request: Request) -> Response:
         exchange = Exchange(self, request)
         fault = self._next(request)
-        response = fault(exchange) if fault else exchange.forward()
-        self.answers.setdefault((request.method, request.target), []).append(response)
-        return response
+        return fault(exchange) if fault else exchange.forward()
 
     def _next(self, request: Request) -> Fault | None:
         with self._lock:
@@ -168,50 +163,10 @@ def truncated(exchange: Exchange) -> Response:
     raise Broken(response, len(response.body) // 2)
 
 
-def torn(probability: float, dice: random.Random) -> Fault:
-    """The connection breaks somewhere in the answer's body, that of a refusal, too, or does not."""
-
-    def fault(exchange: Exchange) -> Response:
-        response = exchange.forward()
-        if dice.random() < probability:
-            raise Broken(response, dice.randrange(len(response.body) + 1))
-        return response
-
-    return fault
-
-
-def rewritten(pattern: bytes, replacement: bytes) -> Fault:
-    """Something in the answer's body is written in another way."""
-
-    def fault(exchange: Exchange) -> Response:
-        response = exchange.forward()
-        body = re.sub(pattern, replacement, response.body)
-        headers = {name: value for name, value in response.headers.items() if name.lower() != "content-length"}
-        return Response(response.status, headers, body)
-
-    return fault
-
-
 def damaged(exchange: Exchange) -> Response:
     """One bit of the answer's body is wrong."""
     response = exchange.forward()
     return Response(response.status, response.headers, response.body[:-1] + bytes([response.body[-1] ^ 1]))
-
-
-def stale(exchange: Exchange) -> Response:
-    """The answer that the same request had first."""
-    return exchange.faults.answers[exchange.request.method, exchange.request.target][0]
-
-
-def then(action: Callable[[], object]) -> Fault:
-    """The request is served; then something else happens before the answer is sent."""
-
-    def fault(exchange: Exchange) -> Response:
-        response = exchange.forward()
-        action()
-        return response
-
-    return fault
 
 
 def error(status: int, code: str, *, served: bool = False) -> Fault:

@@ -7,12 +7,10 @@ import itertools
 import os
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 from hypothesis import HealthCheck, given, settings
@@ -20,13 +18,8 @@ from hypothesis import strategies as st
 
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.store import lease as lease_module
 
 _STEPS = ("open", "rename", "replace", "mkdir", "fsync", "unlink", "utime")
-_LEASE_SECONDS = 60.0
-EXPIRE = 2
-"""In a schedule: let more time pass than a lease lasts; 0 and 1 step a publisher."""
-
 schedules = st.lists(st.integers(0, 1), min_size=80, max_size=80)  # without a least size they are about five long
 quick = settings(max_examples=20, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
@@ -35,7 +28,6 @@ class Stage:
     """Runs threads one step at a time: between two steps, a thread waits until the schedule names it."""
 
     def __init__(self) -> None:
-        self.clock = time.time()
         self._waiting: dict[threading.Thread, threading.Semaphore] = {}
         self._back = threading.Semaphore(0)
         self._errors: list[BaseException] = []
@@ -46,9 +38,7 @@ class Stage:
         for thread in threads:
             thread.start()
         for choice in itertools.chain(schedule, itertools.cycle(range(len(actors)))):
-            if choice == EXPIRE:
-                self.clock += _LEASE_SECONDS * 2
-            elif threads[choice].is_alive():
+            if threads[choice].is_alive():
                 self._waiting[threads[choice]].release()
                 self._back.acquire()
                 if threads[choice] not in self._waiting:
@@ -95,11 +85,9 @@ class Stage:
                     if threading.current_thread() not in self._waiting:
                         raise
 
-        clock = SimpleNamespace(time=lambda: self.clock)
         with (
             mock.patch.multiple(os, **{name: stepped(getattr(os, name)) for name in _STEPS}),
             mock.patch.object(fcntl, "flock", stepped_flock),
-            mock.patch.object(lease_module, "time", clock),
         ):
             yield
 
