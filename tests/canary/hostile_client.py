@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 HOST = "127.0.0.1"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-SETTINGS, HEADERS, RESET, GOAWAY = 0x4, 0x1, 0x3, 0x7
+SETTINGS, HEADERS, RESET = 0x4, 0x1, 0x3
 END_STREAM, END_HEADERS = 0x1, 0x4
+MAX_CONCURRENT_STREAMS = 0x3
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,43 @@ def ask_in_chunks(port: int, path: str, pieces: Iterator[bytes]) -> Answer:
 def generation(prompt: str = "one", tokens: int = 4) -> bytes:
     """The body of a request for an answer."""
     return json.dumps({"text_input": prompt, "max_tokens": tokens}).encode()
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    """A frame of HTTP/2 (RFC 9113, section 4.1)."""
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+
+def get_headers(path: str) -> bytes:
+    """The header fields of a GET, without compression (RFC 7541, section 6.2.2)."""
+    fields = {":method": "GET", ":scheme": "http", ":path": path, ":authority": "users"}
+    return b"".join(
+        b"\x00" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+        for name, value in fields.items()
+    )
+
+
+def server_settings(connection: socket.socket) -> dict[int, int]:
+    """What a server allows on a connection of HTTP/2, from its first frame."""
+    with connection.makefile("rb", buffering=0) as stream:
+        head = stream.read(9)
+        assert head[3] == SETTINGS
+        payload = stream.read(int.from_bytes(head[:3], "big"))
+    pairs = (payload[at : at + 6] for at in range(0, len(payload), 6))
+    return {int.from_bytes(pair[:2], "big"): int.from_bytes(pair[2:], "big") for pair in pairs}
+
+
+def is_closed(connection: socket.socket, seconds: float) -> bool:
+    """Whether the other side ends it, and says nothing more for so long before that."""
+    connection.settimeout(seconds)
+    try:
+        while connection.recv(65536):
+            pass
+    except TimeoutError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def _answer(connection: socket.socket) -> Answer:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import grpc.aio
 
 NAME = sys.argv[1]
-BASE_SECONDS = float(os.environ.get("BASE_MILLISECONDS", "4")) / 1000
+BASE_SECONDS = 0.004
 HEADERS = {"x-served-by": NAME}
 GRPC_TOKENS = 6
 LARGEST_BODY_BYTES = 256 * 1024 * 1024
@@ -34,23 +34,18 @@ class Drill:
     Attributes:
         delay_milliseconds: Before every answer.
         failure_fraction: Share of requests that fail before their first byte.
-        tail_fraction: Share of requests that wait for `tail_milliseconds` more.
         token_milliseconds: Before every token but the first.
         truncated_fraction: Share of streams that end in the middle, without an error.
-        hang_fraction: Share of requests that are never answered.
+        hang_fraction: Share of requests that are never answered; the health check still is fine.
         stall_fraction: Share of streams that stop after their first token and stay open.
-        hang: Nothing is answered any more, and nothing is reset; the health check still is fine.
     """
 
     delay_milliseconds: float = 0.0
     failure_fraction: float = 0.0
-    tail_fraction: float = 0.0
-    tail_milliseconds: float = 0.0
     token_milliseconds: float = 0.0
     truncated_fraction: float = 0.0
     hang_fraction: float = 0.0
     stall_fraction: float = 0.0
-    hang: bool = False
 
 
 class Faults:
@@ -64,10 +59,9 @@ def chance(share: float) -> bool:
 async def think() -> bool:
     """The time to the first token; whether there is one."""
     drill = Faults.drill
-    if drill.hang or chance(drill.hang_fraction):
+    if chance(drill.hang_fraction):
         await asyncio.Event().wait()
-    late = drill.tail_milliseconds if chance(drill.tail_fraction) else 0.0
-    await asyncio.sleep(random.expovariate(1 / BASE_SECONDS) + (drill.delay_milliseconds + late) / 1000)
+    await asyncio.sleep(random.expovariate(1 / BASE_SECONDS) + drill.delay_milliseconds / 1000)
     return not chance(drill.failure_fraction)
 
 
@@ -168,7 +162,7 @@ async def start_grpc(port: int) -> grpc.aio.Server:
     import grpc.aio
 
     async def infer(message: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        if message == b"refused":
+        if message == f"refused by {NAME}".encode():
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "it is no request")
         if not await think():
             await context.abort(grpc.StatusCode.INTERNAL, "drill")
