@@ -219,7 +219,6 @@ class Site:
     sent: int = 0
     lost: int = 0
     stable_ends: bool = False
-    both_end_at: int = 0
     stable_starts: bool = True
     hung_starts: bool = False
     router_ended: bool = False

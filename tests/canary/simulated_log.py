@@ -36,9 +36,6 @@ class AccessLog:
         if self.site.stable_ends and self.site.router.state.weights.get("green"):
             self.site.running.discard("blue")
             self.site.stable_ends = False
-        if self.site.router.state.weights.get("green") == 100 * self.site.both_end_at:
-            self.site.running.clear()
-            self.site.both_end_at = 0
         weights, total = self.site.router.state.weights, self.site.requests_per_look
         if self.site.router_ended:
             return [], self.end()

@@ -7,6 +7,7 @@ from simulated import Killed, Site
 from test_one_way_back import Served
 
 from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.canary.people import answer
 from llm_pipeline.canary.record import PauseReason, Phase
 from llm_pipeline.canary.router import RouteState
 from llm_pipeline.operations.rollback import ensure_rolled_back
@@ -37,6 +38,14 @@ def test_a_retry_within_the_run_returns_the_recorded_judgement_and_the_next_run_
     assert (record.run, record.phase, record.passed_percent) == ("second run", Phase.PASSED, 20.0)
     assert record.attempt == 2
     assert refused.summary in [event.summary for event in record.events]
+
+
+def test_an_unfinished_canary_and_what_was_approved_of_it_are_the_next_runs(site) -> None:
+    site.policy["approve_before_percent"] = [50]
+    assert site.steps(20, 50) == ["GO", "INCONCLUSIVE"]
+    answer(site.store, "r1", "cpu", 50, approved=True, by="alice")
+    assert site.steps(50, 100, run="second run") == ["GO", "GO"]
+    assert (site.record().run, site.record().began_run, site.record().attempt) == ("second run", "run", 1)
 
 
 def test_a_run_that_died_rolling_back_is_rolled_back_before_the_next_run_tries_again(site) -> None:

@@ -142,8 +142,6 @@ def test_a_candidate_that_fails_every_request_fails_none_for_users(site, stream)
     candidate = [request for request in requests if request.arm == "green"]
     assert len(candidate) > 50
     assert all(request.fault and not request.lost for request in candidate)
-    statistics = site.router.statistics()["green"]
-    assert statistics.failures >= 0.9 * len(candidate), "the router's own counters agree"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -173,6 +171,9 @@ def test_a_standby_answers_where_production_is_dead_and_gets_nothing_else(site, 
     requests = site.logged()
     assert {(request.arm, request.on_trial, request.lost) for request in requests} == {("blue", False, False)}
     assert sum(request.fault for request in requests) == 60, "what another server answered for production"
+    shift(site, all_to("blue", owner="t", epoch=3))
+    site.control.stop("blue")
+    assert {status for status, _, _ in ask(site, 10, stream=stream)} == {503}, "who stands by nobody gets no user"
 
 
 @pytest.mark.thorough
@@ -197,7 +198,9 @@ def test_sessions_stay_in_their_arm_and_none_leaves_the_candidate_while_it_grows
     both_up(site)
     on_candidate: set[int] = set()
     for percent in (5, 25, 50):
-        shift(site, split(percent, epoch=int(percent), sticky_header="x-session-id"))
+        want = split(percent, epoch=int(percent), sticky_header="x-session-id")
+        shift(site, want)
+        assert site.router.read()[0] == want
         answers = ask(site, 300, headers=lambda number: {"x-session-id": f"user-{number}"})
         now = {number for number, (_, server, _) in enumerate(answers) if server == "green"}
         assert on_candidate <= now

@@ -1,4 +1,4 @@
-"""The Gateway API's router: real requests through an Envoy that a double of a gateway's controller sets."""
+"""The Gateway API's router: a route on a double of the API server, and a real one; a double of a gateway acts on it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,24 @@ import pytest
 from custom_resources import CustomResources
 from gateway_controller import GatewayController
 from router_contract import GATEWAY_PLACE, HTTP_ROUTE, NAMESPACE, KubernetesSubject, gateway_subject, split, until
+from simulated import Site
+from test_controller_counts import Counts
 
 from llm_pipeline.adapters.gateway_api.router import GatewayApiRouter
 from llm_pipeline.canary.router import (
     ALL,
+    Patience,
     RouterRejected,
     RouterUnavailable,
+    RouteState,
     SlotName,
     all_to,
     open_router,
     router_as_it_is,
 )
+from llm_pipeline.canary.traffic import CountedTraffic
 
-SERVICES: dict[str, SlotName] = {"llm-blue": "blue", "llm-green": "green"}
+SERVICES = ("llm-blue", "llm-green")
 
 
 @pytest.fixture
@@ -32,9 +37,35 @@ def subject(cluster: CustomResources) -> KubernetesSubject:
 
 @pytest.fixture
 def gateway(cluster: CustomResources) -> Iterator[GatewayController]:
-    controller = GatewayController(cluster, NAMESPACE, "llm", SERVICES, lambda _: None)
+    controller = GatewayController(cluster, NAMESPACE, "llm", SERVICES)
     yield controller
     controller.stop()
+
+
+class Routed(GatewayApiRouter):
+    """Moves the traffic of a site in memory."""
+
+    @property
+    def state(self) -> RouteState:
+        return self.read()[0]
+
+    def usable(self, slot: SlotName) -> bool:  # noqa: ARG002 - no endpoints are told here
+        return True
+
+
+@pytest.mark.parametrize("faulty", [False, True])
+@pytest.mark.usefixtures("fast", "subject", "gateway")
+def test_a_canary_over_a_route_is_promoted_and_one_that_fails_is_rolled_back(tmp_path, monkeypatch, faulty):
+    monkeypatch.setattr("simulated.PATIENCE", Patience(write=10.0, confirm=10.0, prove=0.02, drain=0.1, usable=0.1))
+    site = Site(tmp_path)
+    site.router = Routed(GATEWAY_PLACE)
+    site.traffic = CountedTraffic(Counts(site))
+    assert site.steps(20, 50) == ["GO", "GO"]
+    assert site.weights() == {"blue": 5_000, "green": 5_000}
+    site.faulty = faulty
+    assert site.step(100).verdict == ("NO_GO" if faulty else "GO")
+    assert site.weights() == ({"blue": 10_000} if faulty else {"blue": 200, "green": 9_800})
+    assert site.running == ({"blue"} if faulty else {"blue", "green"})
 
 
 def test_whatever_else_is_in_the_route_stays(subject):

@@ -65,6 +65,21 @@ def test_a_canary_without_a_controller_is_rolled_back_once_it_was_silent_for_too
     assert guard(site, 2 * LATER) == []
 
 
+def test_how_long_a_controller_may_be_silent_is_the_policys(site) -> None:
+    site.policy["unwatched_seconds"] = 100.0
+    killed_at_20_percent(site)
+    assert guard(site, 90.0) == []
+    assert [action.what for action in guard(site, 200.0)] == ["rolled back"]
+
+
+def test_the_lease_that_a_killed_controller_leaves_keeps_no_guard_away(site) -> None:
+    killed_at_20_percent(site)
+    with Lease(site.store, lease_name("cpu"), seconds=3600.0):  # long before it is renewed, or over
+        assert guard(site, 1.0) == []
+        assert [action.what for action in guard(site, LATER)] == ["rolled back"]
+    assert site.weights() == {"blue": 10_000}
+
+
 def test_a_canary_that_a_controller_drives_is_left_alone(site) -> None:
     killed_at_20_percent(site)
     with Lease(site.store, lease_name("cpu"), seconds=0.3):
@@ -175,8 +190,8 @@ def drives(site: Site) -> Lease:
 def test_a_guard_with_a_wrong_clock_leaves_a_healthy_canary_alone(site, clock_is_off: float, driven: bool) -> None:
     assert site.step(20).verdict == "GO"
     with drives(site) if driven else contextlib.nullcontext():
-        for seconds in (0.0, 60.0, 120.0):
-            assert guard(site, seconds, clock_is_off) == []
+        for seconds, off in ((0.0, 0.0), (60.0, clock_is_off), (120.0, clock_is_off)):  # it is set between two passes
+            assert guard(site, seconds, off) == []
     assert site.weights() == {"blue": 8_000, "green": 2_000}
 
 
@@ -202,11 +217,19 @@ def test_what_a_full_store_does_not_take_is_told_and_done_once_it_has_room(site)
     assert (action.what, site.record().phase, site.running) == ("rolled back", Phase.ROLLED_BACK, {"blue"})
 
 
-def test_a_candidate_that_ended_while_nobody_drives_is_not_waited_for(site) -> None:
-    killed_at_20_percent(site)
-    site.running.discard("green")
+def paused_at_20_percent(site: Site) -> None:
+    site.policy["approve_before_percent"] = [50]
+    assert site.steps(20, 50) == ["GO", "INCONCLUSIVE"]
+
+
+@pytest.mark.parametrize("reach", [killed_at_20_percent, paused_at_20_percent])
+@pytest.mark.parametrize("ended", [{"green"}, {"blue", "green"}], ids=["the candidate", "both"])
+def test_servers_that_ended_while_nobody_drives_are_not_waited_for_and_stable_is_started(site, reach, ended) -> None:
+    reach(site)
+    site.running -= ended
     (action,) = guard(site, 10.0)
-    assert (action.what, site.weights()) == ("rolled back", {"blue": 10_000})
+    assert (action.what, site.weights(), site.running) == ("rolled back", {"blue": 10_000}, {"blue"})
+    assert "server ended" in action.detail
 
 
 def test_a_rollback_that_could_not_be_finished_is_gone_on_with(site) -> None:

@@ -79,6 +79,15 @@ def test_the_guard_starts_production_though_the_store_takes_nothing(tmp_path) ->
     assert site.running == {"blue"}
 
 
+def test_the_guard_starts_a_dead_standby(tmp_path) -> None:
+    site = Served(tmp_path)
+    site.release("r1")
+    site.running.discard("blue")
+    (action,) = guard(site)
+    assert (action.what, action.release_id, site.running) == ("started", "r0", {"blue", "green"})
+    assert site.router.state.standby == "blue"
+
+
 class TestForcedRollback:
     @pytest.fixture
     def site(self, tmp_path) -> Served:

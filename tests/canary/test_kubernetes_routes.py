@@ -78,6 +78,12 @@ def test_errors_of_the_cluster_are_the_ports(subject, status, error, call):
     assert ("get and update" in raised.value.hint) == (status in (401, 403))
 
 
+def test_a_cluster_that_cannot_be_reached_may_come_back(subject):
+    subject.api.answer(0, times=9, to="GET")
+    with pytest.raises(RouterUnavailable, match="does not answer"):
+        subject.router.write(split(500), None)
+
+
 @pytest.mark.parametrize("epoch", ["next", "-1", ""])
 def test_annotations_that_are_not_ours_stop_a_step_but_no_rollback(subject, epoch):
     subject.edit(lambda document: document["metadata"].update(annotations={"llm-pipeline/epoch": epoch}))
@@ -85,6 +91,16 @@ def test_annotations_that_are_not_ours_stop_a_step_but_no_rollback(subject, epoc
         subject.router.read()
     subject.router.write(all_to("blue", owner="rollback", epoch=1), None)
     assert subject.router.read()[0] == subject.router.nearest(all_to("blue", owner="rollback", epoch=1))
+
+
+def test_sessions_by_a_header_are_refused_and_nobody_stands_by(subject):
+    want = split(500, sticky_header="x-session")
+    with pytest.raises(Unsupported, match="cannot keep sessions"):
+        subject.router.nearest(want)
+    with pytest.raises(RouterRejected, match="cannot keep sessions"):
+        subject.router.write(want, None)
+    assert "annotations" not in subject.document["metadata"]
+    assert subject.router.nearest(all_to("blue", owner="t", epoch=1, standby="green")).standby is None
 
 
 def test_traffic_to_nobody_is_no_state_of_ours(subject):

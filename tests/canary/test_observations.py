@@ -74,6 +74,7 @@ READ = {"output_tokens": 12, "finish_reason": "stop", "empty": False, "truncated
             {**HIDDEN, "arm": "blue", "on_trial": False},
         ),
         ({"cluster": "blue_grpc_backed", "host": "127.0.0.1:2", "attempts": 2}, {**HIDDEN, "arm": "blue"}),
+        ({"cluster": "blue_backed"}, {**WELL, "arm": "blue", "on_trial": False}),
         ({"code": 503}, LOST),
         ({"code": 0}, LOST),
         ({"flags": "UC"}, LOST),
@@ -83,8 +84,10 @@ READ = {"output_tokens": 12, "finish_reason": "stop", "empty": False, "truncated
         ({**GREEN, "code": 413, "attempts": 0, "host": None}, REFUSED),  # by the router
         *(({**GRPC, "cluster": "blue_grpc", "grpc_status": status}, REFUSED) for status in (3, 5, 12)),
         *(({**GRPC, "cluster": "blue_grpc", "grpc_status": status}, LOST) for status in (1, 10)),
+        ({**GRPC, "cluster": "blue_grpc", "grpc_status": 0}, WELL),
         ({"code": 0, "flags": "DC"}, {**WELL, "cancelled": True}),
         (TOLD, READ),
+        ({**TOLD, "output_tokens": 1}, {"output_tokens": 1, "per_token_milliseconds": None}),
         ({"has_text": "1"}, {"truncated": True}),
         ({"has_text": "1", "finish_reason": "cancelled"}, {"truncated": True}),
         ({"has_text": "1", "finish_reason": "length"}, {"truncated": False}),

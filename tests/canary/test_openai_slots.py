@@ -10,7 +10,8 @@ from openai_server import KEY, OpenAiDouble
 from openai_site import openai_slots, released
 
 from llm_pipeline.adapters.local.store import LocalStore
-from llm_pipeline.base.errors import ConfigError, Transient
+from llm_pipeline.artifacts.golden import write_golden
+from llm_pipeline.base.errors import ConfigError, Fenced, Transient
 from llm_pipeline.canary.openai_slots import OpenAiSlots
 from llm_pipeline.canary.slots import ChecksAnswers
 from llm_pipeline.serving.slot_fence import FencingToken
@@ -58,6 +59,22 @@ def test_a_server_of_another_release_is_refused_and_not_taken(place: Place) -> N
     assert "serve the release's checkpoint there" in raised.value.hint
     assert not place.slots.alive("green")
     assert place.slots.differs("green", place.old) is not None
+
+
+def test_a_release_without_golden_answers_cannot_be_known(place: Place) -> None:
+    (place.root / "empty").mkdir()
+    write_golden(place.root / "empty", [])
+    nameless = place.store.publish("model_repository", place.root / "empty")
+    with pytest.raises(ConfigError, match="no golden answers"):
+        place.slots.replace("green", nameless, TOKEN)
+
+
+def test_who_was_taken_over_takes_and_gives_back_nothing(place: Place) -> None:
+    place.slots.replace("green", place.new, FencingToken(2, 2))
+    for act in (place.slots.stop, place.slots.replace, place.slots.ensure):
+        with pytest.raises(Fenced):
+            act("green", place.new, TOKEN)
+    assert place.slots.alive("green")
 
 
 def test_another_model_under_the_same_name_is_noticed_later(place: Place) -> None:

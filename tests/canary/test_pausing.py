@@ -100,6 +100,19 @@ def test_a_pause_between_two_steps_begins_no_step_until_it_is_resumed(site) -> N
     assert found == [{"blue": 8_000, "green": 2_000}]
 
 
+def test_a_killed_controller_is_continued_paused(site) -> None:
+    def die() -> None:
+        site.die_at = site.boundary + 1
+
+    site.at_looks({FIRST_LOOK: lambda: pause_it(site), 20: die})
+    with pytest.raises(Killed):
+        site.step(20)
+    site.buried()
+    looks = site.at_looks({LATER: lambda: resume_it(site)})
+    assert site.step(20).verdict == "GO"
+    assert len(looks) > LATER, "the next controller waited for the person"
+
+
 def test_a_pause_that_nobody_ends_rolls_back_at_its_deadline(site) -> None:
     site.policy["pause_deadline_seconds"] = 0.2
     site.at_looks({FIRST_LOOK: lambda: pause_it(site)})

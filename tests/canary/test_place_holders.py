@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from llm_pipeline.canary.record import CanaryJournal, CanaryPlan, Phase, first_a
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.operations.promotion import Promotion, promote
-from llm_pipeline.operations.rollback import roll_back_at
+from llm_pipeline.operations.rollback import roll_back, roll_back_at
 from llm_pipeline.release.contract import StageFailure, StageRequest
 from llm_pipeline.release.execute import execute
 from llm_pipeline.store.place_state import PlaceState, Pointer, read_place
@@ -149,10 +150,24 @@ def test_a_hand_over_is_a_canary_over_the_model_that_serves_and_leaves_one_in_pr
         promoted(site, Promotion(OURS, "cpu", "r0", STABLE, "none"))
 
 
+@pytest.mark.usefixtures("fast")
+def test_users_stay_with_the_model_that_serves_until_the_other_ones_promotion_and_lose_nothing(site: Site) -> None:
+    hand_over(site.store, "cpu", THEIRS, by="alice")
+    site.repositories["theirs-1"] = NEW
+    assert site.steps(20, release="theirs-1") == ["GO"]
+    roll_back(replace(site.place, model_id=THEIRS), by="anna")
+    serving = serving_at(site.store, "cpu")
+    assert (serving, site.weights(), site.running) == ((OURS, pointer("r0", STABLE)), {"blue": 10_000}, {"blue"})
+    assert site.steps(20, 50, 100, release="theirs-1", run="second run") == ["GO"] * 3
+    assert settle(site).model_id == THEIRS
+    assert (site.weights(), site.router.state.standby) == ({"green": 10_000}, None), "nobody gets the other model's"
+    assert site.lost == 0
+
+
 def settle(place: Site) -> PlaceState:
     return promoted(place, Promotion(THEIRS, "cpu", "theirs-1", NEW, "none"))
 
 
 def promoted(place: Site, promotion: Promotion) -> PlaceState:
     resolve(place.store, promotion.release_id, model=promotion.model_id)
-    return promote(place.store, promotion, find_router=lambda _: None, patience=PATIENCE)
+    return promote(place.store, promotion, find_router=lambda _: place.router, patience=PATIENCE)

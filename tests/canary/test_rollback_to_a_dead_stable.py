@@ -51,6 +51,17 @@ def test_the_last_server_that_answers_is_not_stopped_and_keeps_the_traffic(site)
     assert site.lost == 0
 
 
+def test_where_both_are_dead_stable_is_started_and_the_traffic_waits_for_it_if_it_does_not_start(site) -> None:
+    site.running.clear()
+    site.stable_starts = False
+    with pytest.raises(NoWayBack):
+        roll_back(site)
+    assert (site.record().phase, site.weights()) == (Phase.ROLLING_BACK, {"blue": 10_000})
+    site.stable_starts = True
+    roll_back(site)
+    assert is_back(site)
+
+
 def test_a_stable_that_hangs_while_the_candidate_answers_is_started_anew(site) -> None:
     site.hung.add("blue")
     roll_back(site)

@@ -23,8 +23,7 @@ from llm_pipeline.canary.router import RouterConflict, RouterUnavailable, all_to
 @pytest.fixture(scope="module")
 def api(double_cluster: CustomResources) -> Iterator[CustomResources]:
     """A cluster whose gateway acknowledges every route."""
-    services = {"llm-blue": "blue", "llm-green": "green"}
-    controller = GatewayController(double_cluster, NAMESPACE, "llm", services, lambda _: None)
+    controller = GatewayController(double_cluster, NAMESPACE, "llm", ("llm-blue", "llm-green"))
     yield double_cluster
     controller.stop()
 

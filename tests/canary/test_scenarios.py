@@ -40,6 +40,14 @@ def test_a_candidate_that_hangs_without_a_reset_is_rolled_back_and_loses_no_unar
     assert trial.lost_unary == {}, trial.site.traffic()["reasons"]
 
 
+@pytest.mark.parametrize("fault", ["hang_fraction", "stall_fraction"])
+def test_a_candidate_at_which_requests_hang_while_its_health_is_fine_is_rolled_back(trial, fault) -> None:
+    judgement = trial.fault_at_50_percent(**{fault: 1.0})
+    assert judgement.verdict is Verdict.NO_GO, judgement
+    trial.assert_rolled_back()
+    assert trial.lost_unary == {}, trial.site.traffic()["reasons"]
+
+
 @pytest.mark.parametrize(
     ("fault", "metrics"),
     [

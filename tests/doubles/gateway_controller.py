@@ -1,14 +1,12 @@
-"""A double of a gateway's controller: it turns one HTTPRoute into weights, and acknowledges what it did.
+"""A double of a gateway's controller: it acknowledges one HTTPRoute, as the specification fixes it.
 
-With an Envoy of ours behind it, the weights of the route move real requests. What it makes of a route is the part that
-the specification fixes: proportions, defaults, backends that are not there, and the conditions with the generation.
+That is: backends that are not there, and the conditions with the generation. No requests pass through it.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Collection
 
 from custom_resources import CustomResources
 
@@ -28,10 +26,9 @@ class GatewayController:
         api: CustomResources,
         namespace: str,
         route: str,
-        services: Mapping[str, Any],
-        act: Callable[[dict[str, int]], None],
+        services: Collection[str],
     ) -> None:
-        self._api, self._namespace, self._route, self._services, self._act = api, namespace, route, services, act
+        self._api, self._namespace, self._route, self._services = api, namespace, route, services
         self.idle = False
         self.condition: dict[str, str] = {}
         self._over = threading.Event()
@@ -62,8 +59,6 @@ class GatewayController:
             return
         backends = document["spec"]["rules"][0]["backendRefs"]
         missing = [one["name"] for one in backends if one["name"] not in self._services]
-        if not missing:
-            self._act({self._services[one["name"]]: one["weight"] for one in backends})
         said = [
             {"type": "Accepted", "status": "True", "reason": "Accepted"},
             {"type": "ResolvedRefs", "status": "False", "reason": "BackendNotFound", "message": f"no {missing}"}

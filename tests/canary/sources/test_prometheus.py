@@ -134,6 +134,13 @@ def test_requests_under_another_name_contradict(double):
         PrometheusMetrics(source(double.url)).window(since)
 
 
+def test_an_answer_with_warnings_may_be_half_of_the_truth(double):
+    since = two_scrapes(double, served((1, 0, 0), (1, 0, 0)), served((9, 0, 0), (9, 0, 0)))
+    double.warnings = ["store 10.0.0.7 did not answer"]
+    with pytest.raises(SourceDown, match=r"store 10\.0\.0\.7"):
+        PrometheusMetrics(source(double.url)).window(since)
+
+
 def test_old_samples_are_stale(double):
     now = time.time()
     double.scrape(now - 9, served((9, 0, 0), (9, 0, 0)))
