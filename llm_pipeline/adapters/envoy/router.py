@@ -51,13 +51,11 @@ class EndpointStatistics(Frozen):
 
     Attributes:
         attempts: Requests sent to it, hidden retries included.
-        failures: Attempts that failed, and connections that could not be made.
         active: Requests in flight.
         healthy: The router would send requests to it; OpenAI's API aside.
     """
 
     attempts: int
-    failures: int
     active: int
     healthy: bool
 
@@ -377,7 +375,7 @@ def _endpoint_statistics(
     listing: dict[str, Any], addresses: Mapping[ArmProtocol, tuple[str, int]]
 ) -> EndpointStatistics:
     """Counters of the server at these addresses, from a listing of all clusters."""
-    attempts = failures = active = 0
+    attempts = active = 0
     healthy = True
     for cluster in listing.get("cluster_statuses", []):
         for host in cluster.get("host_statuses", []):
@@ -386,9 +384,8 @@ def _endpoint_statistics(
                 continue
             values = {entry["name"]: int(entry.get("value", 0)) for entry in host.get("stats", [])}
             attempts += values.get("rq_total", 0)
-            failures += values.get("rq_error", 0) + values.get("cx_connect_fail", 0)
             active += values.get("rq_active", 0)
             health = host.get("health_status", {})
             if (at["address"], at["port_value"]) != addresses.get("openai"):  # an older release has none
                 healthy &= not (health.get("failed_active_health_check") or health.get("failed_outlier_check"))
-    return EndpointStatistics(attempts=attempts, failures=failures, active=active, healthy=healthy)
+    return EndpointStatistics(attempts=attempts, active=active, healthy=healthy)
