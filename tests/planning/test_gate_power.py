@@ -1,13 +1,35 @@
 from __future__ import annotations
 
+import pytest
+from published import known_facts
+
+from llm_pipeline.catalog.tables import find_gpu
 from llm_pipeline.config.policy import AccuracyPolicy, CanaryPolicy
+from llm_pipeline.config.quantization import CALIBRATED, QuantizationRecipe
 from llm_pipeline.config.target import Target
 from llm_pipeline.planning.gate_power import canary_warnings, gate_power
+from llm_pipeline.planning.quantization_plan import forward_seconds, quantization_seconds, scoring_seconds
 from llm_pipeline.planning.task_pool import TaskItems, judge_task_placement, known_tasks
+
+SHAPE = known_facts("meta-llama/Llama-3.1-8B-Instruct")
+H200 = find_gpu("H200-SXM-141GB")
 
 
 def pool(**items: int | None) -> list[TaskItems]:
     return [TaskItems(name=name, items=number) for name, number in items.items()]
+
+
+def recipe(weights: str, samples: int) -> QuantizationRecipe:
+    fields: dict[str, object] = {"name": "r", "weights": weights}
+    if weights in CALIBRATED:
+        fields["calibration"] = {"sources": ["c.jsonl"], "samples": samples, "maximum_tokens": 512}
+    return QuantizationRecipe.model_validate(fields)
+
+
+def test_items_needed_fall_with_the_margin():
+    narrow = gate_power("accuracy", pool(a=14042), AccuracyPolicy())
+    wide = gate_power("accuracy", pool(a=14042), AccuracyPolicy(margin=0.02))
+    assert wide.needed == pytest.approx(narrow.needed / 4, rel=0.01)
 
 
 def test_a_canary_that_never_sees_enough_is_told():
@@ -48,3 +70,21 @@ def test_tasks_of_which_nothing_is_known_are_a_warning():
     refusals, (warning,) = judge_task_placement(pool(other=None), ["other"], [target("tensorrt_llm_engine")])
     assert refusals == ()
     assert "whether other are generative is not known here" in warning
+
+
+def test_measured_times_of_an_8b_model_on_an_h200_are_met():
+    assert SHAPE is not None
+    assert forward_seconds(SHAPE, H200, 262_144) == pytest.approx(7.7, rel=0.01)
+    for weights, samples, load_calibrate_export in (("fp8", 512, 18.8), ("int8_smoothquant", 512, 19.9)):
+        seconds = quantization_seconds(SHAPE, recipe(weights, samples), H200)
+        assert seconds == pytest.approx(load_calibrate_export, rel=0.05)
+    assert quantization_seconds(SHAPE, recipe("int4_awq", 64), H200) == pytest.approx(1.8 + 52.6 + 4.8, rel=0.05)
+
+
+def test_generating_costs_more_than_reading():
+    assert SHAPE is not None
+    read, written = (scoring_seconds(SHAPE, known_tasks()[name], H200, 32) for name in ("hellaswag", "gsm8k"))
+    assert read is not None
+    assert written is not None
+    assert written > read
+    assert scoring_seconds(SHAPE, TaskItems(name="other", items=10), H200, 32) is None

@@ -20,6 +20,7 @@ from llm_pipeline.model_facts.layout import expected_tensors
 from llm_pipeline.model_facts.reader import ModelDocuments, read_facts, stated_context
 from llm_pipeline.model_facts.words import ConfigWords
 from llm_pipeline.planning.compatibility import Legal, Refused, judge_compatibility
+from llm_pipeline.planning.memory import head_parameters
 from llm_pipeline.planning.plan import Plan, plan_release
 from llm_pipeline.planning.release_checks import recipe_problems, scorer_problems
 from llm_pipeline.planning.target_plan import judge_model
@@ -203,6 +204,14 @@ def test_quantized_experts_are_scored_by_vllm_and_are_not_exported_in_int4():
 def test_architectures_of_which_no_export_passes_are_refused():
     facts = facts_of("Llama-3.1-8B").model_copy(update={"model_type": "falcon"})
     assert "leaves its layers unquantized" in next(recipe_problems(recipe("fp8"), facts))
+
+
+def test_a_head_of_another_name_is_kept_as_the_recipe_means_it():
+    facts = facts_of("Llama-3.1-8B").model_copy(update={"head": "embed_out"})
+    assert not [*recipe_problems(recipe("fp8"), facts)]
+    assert head_parameters(facts, recipe("fp8")) == (0, facts.head_parameters)
+    assert head_parameters(facts, recipe("fp8", exclude=["*embed_out*"])) == (0, facts.head_parameters)
+    assert head_parameters(facts, recipe("fp8", exclude=[])) == (facts.head_parameters, 0)
 
 
 def test_calibration_with_a_chat_template_needs_one():

@@ -10,10 +10,11 @@ from judging import recipe
 from published import config_of, facts_of
 
 from llm_pipeline.catalog.tables import find_gpu
+from llm_pipeline.config.target import Parallelism
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.grouping import HeldTensor
 from llm_pipeline.model_facts.reader import ModelDocuments, read_facts
-from llm_pipeline.planning.memory import weight_bytes
+from llm_pipeline.planning.memory import rank_weight_bytes, weight_bytes
 from llm_pipeline.planning.speed import RooflineEngine, decode_step_seconds, prompt_seconds
 
 ROWS, COLUMNS, VOCABULARY = 256, 512, 1024
@@ -73,6 +74,17 @@ def test_packed_weights_count_as_many_parameters_as_they_stand_for(name: str):
     assert facts.parameters == VOCABULARY * COLUMNS + ROWS * COLUMNS
     assert sum(facts.stored_by_dtype.values()) == facts.stored_bytes < 2 * facts.parameters
     assert weight_bytes(facts, recipe("none")) == facts.stored_bytes
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_single_rank_holds_all_that_is_stored(tied: bool):
+    """An embedding table that is the head, too, is stored once."""
+    quantization, tensors = PACKED["fp8"]
+    if not tied:
+        tensors = tensors | {"lm_head.weight": ("BF16", (VOCABULARY, COLUMNS))}
+    facts = facts_with(quantization, tensors)
+    assert facts.tied_embeddings is tied
+    assert rank_weight_bytes(facts, recipe("none"), Parallelism()) == facts.stored_bytes
 
 
 def test_experts_in_one_packed_tensor_are_as_many_as_it_holds():

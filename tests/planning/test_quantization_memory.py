@@ -44,6 +44,19 @@ def test_the_peak_that_was_measured_on_an_h200_is_predicted():
     assert peak.total == pytest.approx(19_987_149_824, rel=0.05)
 
 
+def test_awq_and_smoothquant_take_more_than_fp8_and_a_search_by_gradients_the_most():
+    by_method = [recipe("fp8"), recipe("int8_smoothquant"), recipe("int4_awq"), search()]
+    totals = [predict_peak(shape_of("8B"), one, "bfloat16", 32, 512).total for one in by_method]
+    assert totals == sorted({*totals})
+
+
+def test_logits_are_only_there_where_the_head_runs():
+    shape = shape_of("8B")
+    assert predict_peak(shape, recipe("fp8"), "bfloat16", 8, 512).logits == 0
+    with_head = predict_peak(shape, recipe("fp8", exclude=[]), "bfloat16", 8, 512)
+    assert with_head.logits == 8 * 512 * shape.vocabulary_size * 2
+
+
 def test_what_fits_is_the_largest_batch_that_leaves_room():
     shape, gpu = shape_of("70B"), H200
     for one in (recipe("fp8"), recipe("int4_awq"), search()):
