@@ -108,7 +108,6 @@ MINIMAL: dict[str, Case] = {
     "stop": (["stop", "cpu", "-d", "DIR/here.yaml"], 4, "has no place 'cpu'"),
     "rollback": (["rollback", "a/b", "cpu", "-d", "DIR/here.yaml"], 4, "has no place for 'cpu'"),
     "gc": (["gc", "-d", "DIR/here.yaml"], 0, "nothing was changed"),
-    "formats": (["formats", "--gpu", "H100-SXM5-80GB"], 0, "H100"),
     "doctor": (["doctor", "-d", "DIR/here.yaml"], 4, "no tritonserver here"),
     "init": (["init", "DIR/project", "--model", "a/b"], 0, "llm-pipeline plan"),
     "render-args": (["render-args", "configs/targets/h100.yaml"], 0, "max_batch_size"),
