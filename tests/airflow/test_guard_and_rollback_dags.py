@@ -17,6 +17,7 @@ from place_here import serve
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml
+from llm_pipeline.operations.switching import end_here
 from llm_pipeline.store import open_store
 from llm_pipeline.store.place_state import Pointer, WayBack, edit_place
 
@@ -113,6 +114,7 @@ def test_the_log_of_a_rollback_ends_with_what_serves_and_a_refusal_is_not_tried_
         with pytest.raises(Refused, match="was refused"):
             operator.execute({"params": FORM | {"release": "r9"}, "dag_run": Run()})
     assert "r2 serves on cpu-a, and r9 is not on trial" in caplog.text
+    end_here(load_yaml(deployment, Deployment), "cpu-a")  # its router, which a rollback starts
 
 
 def test_airflows_connections_hold_what_the_deployment_names(monkeypatch, caplog):
