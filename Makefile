@@ -6,7 +6,7 @@ MODEL := .envs/model/bin/python
 
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE # bytecode that is there saves each of a thousand processes some start-up
-.PHONY: help environments docs-packages docs demo demo-chat demo-rollback own-model down kubernetes chart axe vllm test test-thorough test-servers test-live test-airflow test-end-to-end test-calm test-model lint clean distclean bench-demo bench-house bench-transfer bench-accuracy bench-plan bench-load-gate bench-serving bench-endpoint bench-cpu-engines bench-canary bench-canary-routing bench-canary-chaos bench-scale
+.PHONY: help environments docs-packages docs demo demo-chat demo-rollback own-model down kubernetes chart axe vllm test test-thorough test-servers test-live test-airflow test-end-to-end test-calm test-model lint clean distclean bench-demo bench-house bench-transfer bench-accuracy bench-plan bench-load-gate bench-endpoint bench-cpu-engines bench-canary bench-canary-routing bench-canary-chaos bench-scale
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -120,9 +120,6 @@ bench-plan: environments ## Time plans of all example releases, and the renderin
 
 bench-load-gate: environments ## The load gate's error rates on simulated servers, beside the naive rule
 	@$(CONTROL) benchmarks/load_gate.py
-
-bench-serving: environments ## Our deployment beside plain Hugging Face behind FastAPI, at the same service level
-	@$(CONTROL) benchmarks/plain_serving.py
 
 bench-endpoint: environments ## What OpenAI's API costs beside Triton's own, at the same server
 	@$(CONTROL) benchmarks/endpoint_cost.py

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -23,28 +24,77 @@ from pathlib import Path
 import aiohttp
 import numpy as np
 from goals import at_least
-from plain_serving import MODEL_PYTHON, PLACE, REPOSITORY, TRITON_HOME, build, demo_model, free_ports, target
 
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.server_place import ServerPorts
-from llm_pipeline.config.target import RuntimeOptions, Target
-from llm_pipeline.demo.services import CHAT
+from llm_pipeline.config.target import EngineLimits, RuntimeOptions, Target
+from llm_pipeline.demo.services import CHAT, DemoLayout, DemoModel
+from llm_pipeline.engines.builder import BuildInputs, engine_builder
 from llm_pipeline.serving.model_repository import write_repository
-from llm_pipeline.serving.triton_server import start_server, stop_server
+from llm_pipeline.serving.triton_server import RunningServer, start_server, stop_server
 
+REPOSITORY = Path(__file__).resolve().parents[1]
+MODEL_PYTHON = REPOSITORY / ".envs" / "model" / "bin" / "python"
+PLACE = REPOSITORY / ".pipeline" / "cpu_engines"
 AT_ONCE, TOKENS = (1, 8, 32), 64
 PROMPT = "Write a short story about a lighthouse, a storm and traveller number {}."
 VLLM = REPOSITORY / ".envs" / "vllm" / "bin" / "vllm"
 START_SECONDS = 600
 
 
-def cpu_target() -> Target:
-    """As the example, on all cores."""
-    like = target("int8")
-    limits = like.limits.model_copy(update={"threads": os.cpu_count() or 1})
-    return like.model_copy(
-        update={"limits": limits, "runtime": RuntimeOptions(engine_args={"DYNAMIC_QUANTIZATION_GROUP_SIZE": 32})}
-    )
+def target(threads: int) -> Target:
+    """As `configs/targets/cpu.yaml` has it."""
+    limits = EngineLimits(
+        maximum_sequences=32, maximum_tokens_per_request=2048, maximum_batched_tokens=512,
+        maximum_queued_requests=512, threads=threads,
+    )  # fmt: skip
+    return Target(
+        name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu", weight_format="int8", limits=limits,
+        runtime=RuntimeOptions(engine_args={"DYNAMIC_QUANTIZATION_GROUP_SIZE": 32}),
+    )  # fmt: skip
+
+
+def build(checkpoint: Path, threads: int, destination: Path) -> None:
+    """Build the engine, in the model environment."""
+    ref = ArtifactRef(kind="checkpoint", digest="0" * 64)
+    inputs = BuildInputs(checkpoint=checkpoint, target=target(threads), dtype="float16", checkpoint_ref=ref)
+    engine_builder("openvino_cpu").build(inputs, destination)
+
+
+def in_model_environment(*arguments: str) -> None:
+    """Run Python there."""
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    subprocess.run([str(MODEL_PYTHON), *arguments], cwd=REPOSITORY, env=environment, check=True, stdout=sys.stderr)
+
+
+def demo_model(model: DemoModel) -> Path:
+    """A demo's model where the demo made it already, else one of our own."""
+    if (made := DemoLayout(model=model).checkpoint).is_dir():
+        return made
+    if not (own := PLACE / model.release).is_dir():
+        in_model_environment("-m", model.maker, "--output", str(own))
+    return own
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of loopback that nobody listens on."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def our_server(stack: ExitStack, checkpoint: Path, threads: int, scratch: Path) -> RunningServer:
+    """A checkpoint behind our Triton, until the stack is left."""
+    engine, repository, state = (scratch / name for name in ("engine", "repository", "state"))
+    in_model_environment("benchmarks/cpu_engines.py", "build", str(checkpoint), str(threads), str(engine))
+    ref = ArtifactRef(kind="engine", digest="0" * 64)
+    write_repository(engine, (), {}, target(threads), repository, engine_ref=ref)
+    ports = ServerPorts(**dict(zip(("http", "grpc", "metrics", "openai"), free_ports(4), strict=True)))
+    stack.callback(stop_server, state)
+    home = REPOSITORY / ".envs" / "triton"
+    return start_server(repository, ports, triton_home=home, python=MODEL_PYTHON, state=state)
 
 
 def vllm_serve(stack: ExitStack, checkpoint: Path, scratch: Path) -> str:
@@ -109,21 +159,13 @@ def main() -> int:
     PLACE.mkdir(parents=True, exist_ok=True)
     checkpoint = options.checkpoint or demo_model(CHAT)
     with tempfile.TemporaryDirectory(prefix="cpu-engines-") as scratch, ExitStack() as stack:
-        engine, repository, state = (Path(scratch, name) for name in ("engine", "repository", "state"))
-        program = ["benchmarks/cpu_engines.py", "build", str(checkpoint), str(engine)]
-        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-        subprocess.run([MODEL_PYTHON, *program], cwd=REPOSITORY, env=environment, check=True, stdout=sys.stderr)
-        ref = ArtifactRef(kind="engine", digest="0" * 64)
-        write_repository(engine, (), {}, cpu_target(), repository, engine_ref=ref)
-        ports = ServerPorts(**dict(zip(("http", "grpc", "metrics", "openai"), free_ports(4), strict=True)))
-        stack.callback(stop_server, state)
-        server = start_server(repository, ports, triton_home=TRITON_HOME, python=MODEL_PYTHON, state=state)
+        server = our_server(stack, checkpoint, os.cpu_count() or 1, Path(scratch))
         urls = {"ours": server.endpoint.url, "vllm serve": vllm_serve(stack, checkpoint, Path(scratch))}
         return 0 if all(asyncio.run(measure(urls, options.turns))) else 1
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["build"]:
-        build(cpu_target(), *map(Path, sys.argv[2:]))
+        build(Path(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
     else:
         sys.exit(main())

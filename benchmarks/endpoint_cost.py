@@ -23,14 +23,10 @@ from typing import Any
 
 import aiohttp
 import numpy as np
+from cpu_engines import demo_model, our_server
 from goals import at_least, at_most
-from plain_serving import MODEL_PYTHON, TRITON_HOME, demo_model, engines_of, free_ports, target
 
-from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.config.server_place import ServerPorts
 from llm_pipeline.demo.services import CHAT, TINY
-from llm_pipeline.serving.model_repository import write_repository
-from llm_pipeline.serving.triton_server import start_server, stop_server
 
 USERS, TOKENS = 32, 32
 PROMPT = "Zoe has 7 apples and buys 5 more in shop {}. How many are there?"
@@ -107,14 +103,8 @@ def main() -> int:
 
 def of_model(name: str, checkpoint: Path, options: argparse.Namespace) -> list[bool]:
     """Serve a model and measure; returns which goals were met."""
-    engine = engines_of(checkpoint) / "int8"
     with tempfile.TemporaryDirectory(prefix="endpoint-cost-") as scratch, ExitStack() as stack:
-        repository, state = Path(scratch, "repository"), Path(scratch, "state")
-        ref = ArtifactRef(kind="engine", digest="0" * 64)
-        write_repository(engine, (), {}, target("int8"), repository, engine_ref=ref)
-        ports = ServerPorts(**dict(zip(("http", "grpc", "metrics", "openai"), free_ports(4), strict=True)))
-        stack.callback(stop_server, state)
-        server = start_server(repository, ports, triton_home=TRITON_HOME, python=MODEL_PYTHON, state=state)
+        server = our_server(stack, checkpoint, 1, Path(scratch))
         common = {"max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "stream": True}
         apis: dict[str, Ask] = {
             "Triton": (f"{server.http_url}/v2/models/llm/generate_stream", {"text_input": None, **common}),
