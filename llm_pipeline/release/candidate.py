@@ -33,8 +33,13 @@ class Candidate(NamedTuple):
 
     @property
     def in_words(self) -> str:
-        """Without the target: `fp8`, or `fp8 with kv_fp8`."""
-        return " with ".join(filter(None, self[1:]))
+        """Without the target."""
+        return in_words(self.recipe, self.variant)
+
+
+def in_words(recipe: str, variant: str) -> str:
+    """For people: `fp8`, or `fp8 with kv_fp8`."""
+    return f"{recipe} with {variant}" if variant else recipe
 
 
 def target_of(subject: str) -> str:

@@ -18,6 +18,7 @@ from llm_pipeline.base.errors import Terminal
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.config.model import ConfigModel, Name
 from llm_pipeline.loadtest.outcome import TokenCost
+from llm_pipeline.release.candidate import in_words
 
 
 class RecipeAttempt(ConfigModel):
@@ -111,8 +112,8 @@ class CostTrial(ConfigModel):
 
     @property
     def name(self) -> str:
-        """For people: `fp8`, or `fp8 with kv_fp8`."""
-        return f"{self.recipe} with {self.variant}" if self.variant else self.recipe
+        """For people."""
+        return in_words(self.recipe, self.variant)
 
     @property
     def in_words(self) -> str:
