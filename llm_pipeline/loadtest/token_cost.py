@@ -3,7 +3,8 @@
 For an hour's price p and the confirmation's windows with a mean of m tokens a second the cost is 1e6 p / (3600 m). Its
 interval has two sources. Windows differ: the bounds of m are Student's, at 95 % on both sides together. And the limit
 lies between the rate that held and the next one that did not, which is as far above as the search was coarse
-(`search.resolution`): the lower bound of the cost is that of a server that holds almost that one.
+(`search.resolution`): the lower bound of the cost is that of a server that holds almost that one. Where the search
+ended before a rate failed (`search.maximum_multiple`), the limit may be all that as many users as the engine holds got.
 """
 
 from __future__ import annotations
@@ -31,11 +32,9 @@ def token_cost(outcome: LoadTestOutcome, hour_price: float | None, currency: str
 
 
 def _left_open(outcome: LoadTestOutcome) -> float:
-    """The lowest rate that did not hold, by the highest that did; 1 where none failed."""
-    held, tried = (
-        mean(window.offered_per_second or 0.0 for window in deciding_windows(outcome)),
-        dict[str, list[float]](),
-    )
+    """The lowest rate that did not hold, by the highest that did; where none failed, what the engine's users got."""
+    held = mean(window.offered_per_second or 0.0 for window in deciding_windows(outcome))
+    tried: dict[str, list[float]] = {}
     for window in outcome.windows:
         if window.phase == "confirmation":
             tried.setdefault(try_of(window), []).append(window.offered_per_second or 0.0)
@@ -43,5 +42,8 @@ def _left_open(outcome: LoadTestOutcome) -> float:
         return max(1.0, mean([*tried.values()][-2]) / held)
     highest = outcome.highest_rate_per_second
     missed = [point.rate_per_second for point in outcome.rates if point.verdict is not Verdict.GO]
-    above = [rate for rate in missed if highest and rate > highest]
-    return min(above) / highest if above and highest else 1.0
+    if not highest:
+        return 1.0
+    above = [rate for rate in missed if rate > highest]
+    ceiling = (window.answered_per_second for window in outcome.windows if window.phase == "ceiling")
+    return min(above) / highest if above else max(1.0, max(ceiling, default=0.0) / highest)

@@ -125,6 +125,14 @@ def test_what_the_search_left_open_makes_the_cost_less_sure(paced: Paced) -> Non
     assert (open_cost.lower, open_cost.upper) == (pytest.approx(0.8), pytest.approx(1.0))
 
 
+def test_a_search_that_ended_before_a_rate_failed_leaves_open_what_the_engine_can_do(paced: Paced) -> None:
+    outcome = paced(1000.0, 1000.0, 1000.0)
+    ceiling = outcome.windows[0].model_copy(update={"name": "ceiling", "phase": "ceiling", "answered_per_second": 40.0})
+    cost = token_cost(outcome.model_copy(update={"windows": (ceiling, *outcome.windows)}), 3.6, "USD")
+    assert cost is not None
+    assert (cost.lower, cost.upper) == (pytest.approx(0.5), pytest.approx(1.0))
+
+
 def test_a_rate_that_was_not_confirmed_bounds_the_one_that_was(paced: Paced) -> None:
     failed = paced(1000.0).windows[0].model_copy(update={"name": "confirmation-0-0", "offered_per_second": 27.0})
     outcome = paced(1000.0, 1000.0, 1000.0)
