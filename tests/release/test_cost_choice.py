@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from load_sample import sample_load_test
 
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.loadtest.outcome import LoadTestOutcome, RatePoint, TokenCost
 from llm_pipeline.loadtest.token_cost import token_cost
 from llm_pipeline.release.choice import CostTrial, choose_by_cost
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from load_sample import sample_load_test
 
 
 def trial(recipe: str, cost: float, variant: str = "", *, either_way: float = 0.02) -> CostTrial:
