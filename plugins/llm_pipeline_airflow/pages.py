@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -56,12 +56,13 @@ _NOT_LOOKED = "the watch has not looked yet: it starts once the DAG is unpaused 
 _OPEN = "open"
 _SERVES = "serves"
 _STATES = ("", *(verdict.value for verdict in Verdict), "denied", "timed out", "ended", _OPEN, _SERVES)
-_FIGURES = {
-    "size": ("Size", "GPU memory"),
-    "speed": ("Engine alone", "Requests under load", "Tokens"),
-    "million tokens": ("Cost",),
-    "accuracy": ("Accuracy lost",),
+_FIGURES: Mapping[str, Mapping[str, str]] = {
+    "size": {"Size": "", "GPU memory": "GPU memory"},
+    "speed": {"Engine alone": "alone", "Requests under load": "under load", "Tokens": ""},
+    "million tokens": {"Cost": ""},
+    "accuracy lost": {"Accuracy lost": ""},
 }
+"""Columns of the report's figures: the figures' labels, and what a cell says of each beside its recipe or target."""
 
 
 def page(status: int, title: str, body: str) -> HTMLResponse:
@@ -208,10 +209,13 @@ def _model(model: str) -> str:
     return f'<a href="releases?{html(urlencode({"text": model}))}">{html(model)}</a>'
 
 
-def _figures(one: IndexedRelease, labels: tuple[str, ...]) -> str:
-    told = f"{labels[0]}, " if len(labels) == 1 else ""  # by the column's head
-    found = [figure for figure in one.figures if figure.label.startswith(labels)]
-    return _lines(f"{figure.value} ({figure.label.removeprefix(told)})" for figure in found)
+def _figures(one: IndexedRelease, labels: Mapping[str, str]) -> str:
+    told = []
+    for figure in one.figures:
+        label, _, of = figure.label.partition(", ")
+        if label in labels:
+            told.append(f"{figure.value} ({', '.join(filter(None, (of, labels[label])))})")
+    return _lines(told)
 
 
 def _lines(texts: Iterable[str]) -> str:

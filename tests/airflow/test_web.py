@@ -174,7 +174,7 @@ def test_the_list_says_what_serves_and_what_each_release_is(client, two_releases
     assert first not in serving
     assert listed.index(second) < listed.index(first)
     assert '<td class="NO_GO">NO_GO</td><td>load_test cpu</td>' in listed
-    assert "<td>1.2 GB (Size, fp8)</td>" in listed
+    assert "<td>1.2 GB (fp8)</td>" in listed
 
 
 @pytest.mark.parametrize(
