@@ -11,8 +11,9 @@ earlier one left in `--work` is used. The second release is in FP8, by modelopt,
 others publish. `killed` releases what is not in production, bfloat16 after the second release, with the candidate's
 server killed under the canary's traffic: that is rolled back, and no whole answer may be lost. `--mixture` releases a
 mixture of experts in FP8, scored by vLLM, and nothing else. `--objective cost` releases, in place of all that, what
-produces a million output tokens for the least money, of `--recipes` and `--variants`. Prints what became of each stage
-and one line a goal; exit code 1 when one is missed. `release.json` has the date, the machine and the versions.
+produces a million output tokens for the least money, of `--recipes` and `--variants`. `--pretrained` takes a chat model
+that was trained by others in place of the one made here. Prints what became of each stage and one line a goal; exit
+code 1 when one is missed. `release.json` has the date, the machine and the versions.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from benchmarks.gpu.release_files import (
     MIXTURE,
     MODEL_ID,
     OTHER_TARGET,
+    PRETRAINED,
     READY,
     REPOSITORY,
     ROUTER_PORT,
@@ -84,7 +86,7 @@ def main() -> int:
     )
     load = Load(4.0, 20.0, 6.0) if options.smoke else Load(20.0, 8.0, 5.0)
     large = LARGE if options.second == FP8 else READY
-    subject = MIXTURE if options.mixture else DEMO if options.smoke else large
+    subject = PRETRAINED if options.pretrained else MIXTURE if options.mixture else DEMO if options.smoke else large
     configs = write_files(options.work, host, load, subject)
     met = []
     if "train" in options.step:
@@ -116,6 +118,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--targets", type=int, choices=(1, 2), default=1, help="two share GPUs if there are too few")
     parser.add_argument("--tensor-parallel", type=int, default=1, help="GPUs of each engine")
     parser.add_argument("--mixture", action="store_true", help="a mixture of experts in FP8")
+    parser.add_argument("--pretrained", action="store_true", help="SmolLM2-135M-Instruct, whose weights pip gets")
     parser.add_argument("--objective", choices=("size", COST), default="size")
     parser.add_argument(
         "--recipes", nargs="+", choices=("none", FP8), default=(FP8, "none"), help="of a release by cost"
@@ -137,6 +140,8 @@ def _train(options: argparse.Namespace) -> None:
         code = "import sys; from pathlib import Path; from benchmarks.gpu import mixture as made; "
         code += f"made.write_mixture(Path(sys.argv[1]), made.{'SMOKE' if options.smoke else 'QWEN3_MIXTURE'})"
         command = [options.model, "-c", code, model]
+    elif options.pretrained:
+        command = [options.model, "-m", "llm_pipeline.demo.smollm2", "--output", model]
     elif options.smoke:
         command = [options.model, "-m", "llm_pipeline.demo.train", "--output", model]
     else:

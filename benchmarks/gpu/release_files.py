@@ -44,6 +44,8 @@ class Subject:
         first_token_milliseconds: Until which a request must have its first text.
         scorer: What the evaluation says of it.
         searched: Whether the load test looks for the highest rate.
+        copied: Name of the shipped prompts and texts that it is given; none for those written here.
+        margin: What accuracy may be lost, as a fraction; a task alone may lose twice as much.
     """
 
     tasks: tuple[str, ...]
@@ -54,9 +56,11 @@ class Subject:
     first_token_milliseconds: int = 500
     scorer: Mapping[str, Any] = field(default_factory=dict)
     searched: bool = True
+    copied: str = ""
+    margin: float = 0.015
 
 
-DEMO = Subject(("demo_choice", "demo_generate"), ("demo_generate",), 128, scorer={"batch_size": 256})
+DEMO = Subject(("demo_choice", "demo_generate"), ("demo_generate",), 128, scorer={"batch_size": 256}, copied="demo")
 LARGE = Subject(
     ("last_word",),
     ("last_word",),
@@ -71,6 +75,16 @@ READY = replace(
 """With a checkpoint in GPTQ or AWQ, which vLLM alone reads; production is beside the scorer."""
 MIXTURE = replace(READY, searched=False)
 """A mixture of experts; modelopt's export of it is read by vLLM alone."""
+PRETRAINED = Subject(
+    ("demo_capitals", "demo_definitions"),
+    ("demo_capitals",),
+    512,
+    output_tokens=(64, 120, 160),
+    calibration=(128, 512),
+    copied="chat-example",
+    margin=0.06,
+)
+"""SmolLM2-135M-Instruct, which is asked what `make demo` asks it."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +153,10 @@ def write_files(work: Path, host: Host, load: Load, subject: Subject) -> Path:
     """Write tasks, texts, prompts and configs below `work`; returns the directory of the configs."""
     configs = work / "configs"
     if not (configs / "workloads").is_dir():
-        (_copy_demo if subject is DEMO else _write_texts)(configs)
+        if subject.copied:
+            _copy_shipped(configs, subject)
+        else:
+            _write_texts(configs)
     _write(configs / "deployments" / "local.yaml", _deployment(work, host))
     for target in host.targets:
         _write(configs / "targets" / f"{target}.yaml", _target(host, subject))
@@ -199,10 +216,13 @@ def _write_lines(path: Path, rows: Iterable[Mapping[str, str]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def _copy_demo(configs: Path) -> None:
-    shutil.copytree(REPOSITORY / "configs" / "tasks" / "demo", configs / "tasks")
-    (configs / "workloads").mkdir()
-    shutil.copy(REPOSITORY / "configs" / "workloads" / "demo.jsonl", configs / "workloads" / "prompts.jsonl")
+def _copy_shipped(configs: Path, subject: Subject) -> None:
+    shipped, name = REPOSITORY / "configs", f"{subject.copied}.jsonl"
+    tasks = "demo" if subject is DEMO else "demo-chat"
+    shutil.copytree(shipped / "tasks" / tasks, configs / "tasks")
+    for directory, copy in (("calibration", "texts.jsonl"), ("workloads", "prompts.jsonl")):
+        (configs / directory).mkdir()
+        shutil.copy(shipped / directory / name, configs / directory / copy)
 
 
 def _deployment(work: Path, host: Host) -> dict[str, Any]:
@@ -274,8 +294,9 @@ def _target(host: Host, subject: Subject) -> dict[str, Any]:
 
 
 def _policy(load: Load, subject: Subject, *, by_cost: bool) -> dict[str, Any]:
-    accuracy = {"margin": 0.015, "task_margin": 0.03, "minimum_items": 500}
-    accuracy |= {"maximum_cut_share": 1.0}  # an answer is one token
+    accuracy = {"margin": subject.margin, "task_margin": 2 * subject.margin}
+    accuracy |= {"minimum_items": 60 if subject is PRETRAINED else 500}
+    accuracy |= {"maximum_cut_share": 1.0}  # an answer is one token, or a chat model's that goes on
     return {
         "accuracy": accuracy,
         "served_accuracy": accuracy,
