@@ -6,7 +6,7 @@ MODEL := .envs/model/bin/python
 
 .DEFAULT_GOAL := help
 unexport PYTHONDONTWRITEBYTECODE # bytecode that is there saves each of a thousand processes some start-up
-.PHONY: help environments docs-packages docs demo demo-chat demo-rollback own-model down kubernetes chart axe vllm test test-thorough test-servers test-live test-airflow test-end-to-end test-calm test-model lint clean distclean bench-demo bench-house bench-transfer bench-accuracy bench-plan bench-load-gate bench-endpoint bench-cpu-engines bench-canary bench-canary-routing bench-canary-chaos bench-scale
+.PHONY: help environments docs-packages docs demo demo-tiny demo-rollback own-model down kubernetes chart axe vllm test test-thorough test-servers test-live test-airflow test-end-to-end test-calm test-model lint clean distclean bench-demo bench-house bench-transfer bench-accuracy bench-plan bench-load-gate bench-endpoint bench-cpu-engines bench-canary bench-canary-routing bench-canary-chaos bench-scale
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,11 +22,11 @@ docs-packages:
 docs: docs-packages ## The documentation's site, into .pipeline/site
 	@NO_MKDOCS_2_WARNING=1 PYTHONPATH=.envs/docs $(CONTROL) -m mkdocs build --strict
 
-demo: environments ## One release of a small model, from the hub to live traffic; services stay up for a look
+demo: environments ## One release of a chat model (SmolLM2-135M), from its weights to live traffic and a chat; all stays up for a look
 	@$(CONTROL) -m llm_pipeline.demo up
 
-demo-chat: environments ## The same with a pretrained chat model, SmolLM2-135M-Instruct, and a chat with it
-	@$(CONTROL) -m llm_pipeline.demo chat
+demo-tiny: environments ## The same with a tiny model that is trained first: no download, more requests, some minutes less
+	@$(CONTROL) -m llm_pipeline.demo tiny
 
 demo-rollback: environments ## A release that turns slow in production, and is rolled back without a lost request
 	@$(CONTROL) -m llm_pipeline.demo rollback

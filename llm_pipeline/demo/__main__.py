@@ -1,8 +1,8 @@
-"""The demo: `python -m llm_pipeline.demo up | chat | rollback | down` (the Makefile calls it).
+"""The demo: `python -m llm_pipeline.demo up | tiny | rollback | down` (the Makefile calls it).
 
-`up` releases a tiny, really trained model through the Airflow DAG into live traffic; `chat` does so with a pretrained
-chat model, and talks to it; `rollback` releases a candidate that turns slow in production and shows that it is rolled
-back without a lost request; `down` stops every process.
+`up` releases a pretrained chat model through the Airflow DAG into live traffic, and talks to it; `tiny` does so with a
+tiny model that is trained here; `rollback` releases a candidate of the tiny model that turns slow in production and
+shows that it is rolled back without a lost request; `down` stops every process.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from llm_pipeline.base.entry import ArgumentParser, entry_point, interruptible
 
 @entry_point
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `up`, `chat`, `rollback` or `down`; an interruption stops all that was started."""
+    """Run `up`, `tiny`, `rollback` or `down`; an interruption stops all that was started."""
     parser = ArgumentParser(prog="python -m llm_pipeline.demo")
-    parser.add_argument("command", choices=["up", "chat", "rollback", "down"])
+    parser.add_argument("command", choices=["up", "tiny", "rollback", "down"])
     command: str = parser.parse_args(arguments).command
     from llm_pipeline.demo.releases import Console, Demo
     from llm_pipeline.demo.services import CHAT, TINY, DemoLayout
 
     console = Console()
     console.follow_logs()
-    demo = Demo(DemoLayout(model=CHAT if command == "chat" else TINY), console)
+    demo = Demo(DemoLayout(model=CHAT if command == "up" else TINY), console)
     commands: dict[str, Callable[[], int]] = {
-        "up": demo.up, "chat": demo.up, "rollback": demo.rollback, "down": demo.down
+        "up": demo.up, "tiny": demo.up, "rollback": demo.rollback, "down": demo.down
     }  # fmt: skip
     try:
         with interruptible():
