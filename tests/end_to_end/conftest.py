@@ -141,6 +141,7 @@ class Site:
             "hub": {"endpoint": f"http://127.0.0.1:{18180 + self.shift}"},
             "environments": {"control": sys.executable, "model": str(_MODEL_PYTHON)},
             "triton_home": str(_REPOSITORY / ".envs" / "triton"),
+            "gpu_hour_prices": {"cpu": 0.05},
         }
         place = _shifted(deployment["places"][self.layout.model.place], self.shift)
         deployment["places"] = {self.layout.model.place: place, "cpu_engine_int4": _shifted(place, 100)}

@@ -18,6 +18,7 @@ from llm_pipeline.base.errors import ExitCode
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.demo.local_airflow import read_access
 from llm_pipeline.demo.services import CHAT, TINY, ask, read_traffic, stop_traffic
+from llm_pipeline.loadtest.outcome import TokenCost
 from llm_pipeline.planning.ladder import climbing_order
 from llm_pipeline.release.record import report_name
 from llm_pipeline.store.place_state import PlaceState, read_place
@@ -176,6 +177,35 @@ def _wait_for_stage(site, name: str, runner: subprocess.Popen[str], seconds: flo
                 return int(process.name)
         time.sleep(0.3)
     raise AssertionError(f"stage {name} did not start")
+
+
+def test_a_release_by_cost_measures_each_candidate_and_takes_what_is_shown_to_be_cheapest(site) -> None:
+    target = yaml.safe_load((site.layout.configs / "targets" / "cpu.yaml").read_text())
+    target["variants"] = {"float_activations": {"DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}}
+    (site.layout.configs / "targets" / "cpu.yaml").write_text(yaml.safe_dump(target))
+    policy = yaml.safe_load((site.layout.configs / "policies" / "demo.yaml").read_text())
+    policy["load_test"] |= {
+        "windows": 4,
+        "search": {"maximum_multiple": 3, "resolution": 0.5, "window_seconds": 2, "minimum_requests": 40},
+    }
+    (site.layout.configs / "policies" / "by-cost.yaml").write_text(yaml.safe_dump(policy))
+    workload = yaml.safe_load(site.layout.release("demo").read_text())["workload"] | {"duration_seconds": 3}
+    changes = {"recipes": ["none", "fp8"], "ladder": {"objective": "cost"}, "policy": "by-cost", "workload": workload}
+    released = site.call("run", str(site.release("by-cost", **changes)), "--approve")
+    assert released.returncode == ExitCode.GO, released.stderr
+
+    flow = site.flow("by-cost")
+    names = ["none", "fp8", "none:float_activations", "fp8:float_activations"]
+    measured = {name: flow.result("load_test", f"{TARGET}:{name}").metrics for name in names}
+    chosen = flow.result("choose", TARGET).metrics
+    own = measured[":".join(filter(None, (chosen["recipe"], chosen["variant"])))]
+    for metrics in measured.values():
+        cost = TokenCost.of_metrics(metrics)
+        assert cost is not None
+        assert cost.estimate == pytest.approx(0.05 / 3600 / metrics["output_tokens_per_second"] * 1e6, rel=0.3)
+        assert cost.upper >= TokenCost.of_metrics(own).lower  # none is shown to be cheaper than what was taken
+    assert pointers(site).production.recipe == chosen["recipe"]
+    assert answer(site) == "12"
 
 
 def test_a_candidate_that_turns_slow_in_production_is_rolled_back_without_a_lost_request(site) -> None:
