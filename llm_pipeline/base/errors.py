@@ -15,6 +15,8 @@ import errno
 import os
 import subprocess
 import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -320,3 +322,24 @@ def _io_message(error: OSError) -> str:
 def _described(error: BaseException) -> str:
     text = str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def refuse(
+    problems: Iterable[str], *, where: str = "", hint: str = "", kind: type[PipelineError] = ConfigError
+) -> None:
+    """Raise everything that is wrong at once, one line each; nothing where nothing is.
+
+    Raises:
+        ConfigError: There is a problem; or the error that `kind` names.
+    """
+    if lines := list(problems):
+        raise kind("\n".join(lines), where=where, hint=hint)
+
+
+@contextmanager
+def located(what: str, where: str) -> Iterator[None]:
+    """Say of a ConfigError which setting it is about, and in which file."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{what}: {error.message}", where=where, hint=error.hint) from error

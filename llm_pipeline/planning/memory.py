@@ -27,8 +27,10 @@ from llm_pipeline.base.records import Frozen
 from llm_pipeline.catalog.modelopt_recipes import known_modelopt_recipe
 from llm_pipeline.catalog.output_head import keeps_head
 from llm_pipeline.config.quantization import BLOCKWISE, WEIGHT_BITS, KvCacheFormat, QuantizationRecipe, WeightFormat
+from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.config.target import TOKENS_PER_BLOCK, EngineLimits, KvCacheOptions, Parallelism
 from llm_pipeline.model_facts.facts import CacheGroup, ModelFacts
+from llm_pipeline.model_facts.reader import stated_facts
 
 HALF_PRECISION = 2
 """Bytes of one float16 or bfloat16 element."""
@@ -36,20 +38,10 @@ HALF_PRECISION = 2
 _UNQUANTIZED_BITS = 8.0 * HALF_PRECISION
 
 
-class _Scales(NamedTuple):
-    """The scale that each group of elements shares."""
-
-    group: int
-    scale_bytes: int
-
-
-_SCALES: Mapping[WeightFormat, _Scales] = {
-    "nvfp4": _Scales(group=16, scale_bytes=1),
-    "nvfp4_awq": _Scales(group=16, scale_bytes=1),
-    "mxfp4": _Scales(group=32, scale_bytes=1),
-}
-"""modelopt's defaults, as its exports hold them; those of INT4, whose groups differ, are in 32 bit whatever the model's
-precision. Those of whole tensors, channels and 128 x 128 blocks are too few to count."""
+_SCALED_GROUPS: Mapping[WeightFormat, int] = {"nvfp4": 16, "nvfp4_awq": 16, "mxfp4": 32}
+"""Elements that share a scale of one byte: modelopt's defaults, as its exports hold them. The scales of INT4, whose
+groups differ, have four bytes whatever the model's precision; those of whole tensors, channels and 128 x 128 blocks are
+too few to count."""
 
 _SEARCHED_BITS: Mapping[WeightFormat, float] = {"nvfp4": 4.5, "nvfp4_awq": 4.5}
 """Bits that a search of modelopt counts with, where they are not those of the stored weight."""
@@ -81,7 +73,16 @@ def bits_per_weight(recipe: QuantizationRecipe) -> float:
 
 def stored_bytes(parameters: int, shares: Sequence[Share]) -> int:
     """Bytes of weights that are stored in some mixture of formats, their scales included."""
-    return sum(_format_bytes(ceil(parameters * share.fraction), share) for share in shares)
+    total = 0
+    for share in shares:
+        count = ceil(parameters * share.fraction)
+        scales = 0
+        if share.weights in BLOCKWISE:
+            scales = 4 * ceil(count / share.group)
+        elif share.weights in _SCALED_GROUPS:
+            scales = ceil(count / _SCALED_GROUPS[share.weights])
+        total += int(count * format_bits(share.weights)) // 8 + scales
+    return total
 
 
 def mixture(facts: ModelFacts, recipe: QuantizationRecipe) -> tuple[Share, ...]:
@@ -97,7 +98,10 @@ def mixture(facts: ModelFacts, recipe: QuantizationRecipe) -> tuple[Share, ...]:
         return (Share(known.formats[0] if known.whole_model and len(known.formats) == 1 else "none", 1.0),)
     if recipe.search is None:
         return (Share(recipe.weights, 1.0, recipe.group_size),)
-    bits = _bits_left(facts, recipe)
+    quantized, kept = _searched_parameters(facts, recipe)
+    bits = _UNQUANTIZED_BITS  # what is left for the layers that may be quantized, if all together have the mean
+    if quantized:
+        bits = (bits_per_weight(recipe) * (quantized + kept) - kept * _UNQUANTIZED_BITS) / quantized
     by_bits: dict[float, WeightFormat] = {_UNQUANTIZED_BITS: "none"}
     for name in reversed(recipe.search.formats):
         by_bits[searched_bits(name)] = name
@@ -154,23 +158,9 @@ def head_parameters(facts: ModelFacts, recipe: QuantizationRecipe) -> tuple[int,
     return (0, size) if keeps_head(recipe, facts.head) else (size, 0)
 
 
-def _bits_left(facts: ModelFacts, recipe: QuantizationRecipe) -> float:
-    """Mean bits of the weights that may be quantized, if all linear modules together have the requested mean."""
-    quantized, kept = _searched_parameters(facts, recipe)
-    if not quantized:
-        return _UNQUANTIZED_BITS
-    return (bits_per_weight(recipe) * (quantized + kept) - kept * _UNQUANTIZED_BITS) / quantized
-
-
 def _searched_parameters(facts: ModelFacts, recipe: QuantizationRecipe) -> tuple[int, int]:
     layers, head = layer_parameters(facts, recipe.exclude), head_parameters(facts, recipe)
     return layers[0] + head[0], layers[1] + head[1]
-
-
-def _format_bytes(parameters: int, share: Share) -> int:
-    scales = _Scales(share.group, 4) if share.weights in BLOCKWISE else _SCALES.get(share.weights)
-    extra = ceil(parameters / scales.group) * scales.scale_bytes if scales else 0
-    return int(parameters * format_bits(share.weights)) // 8 + extra
 
 
 _KV_BYTES: dict[KvCacheFormat, float] = {"fp8": 1.0, "int8": 1.0, "nvfp4": 0.5 + 1 / 16}
@@ -207,7 +197,6 @@ class MemoryFit(Frozen):
         weights: Weights of the fullest rank.
         runtime: Context, graphs and activations, by a stated model.
         kv_per_token: KV cache of one token.
-        kv_per_request: KV cache of one request of full length.
         kv_available: What the KV cache may take.
         kv_wanted: KV cache of `limits.maximum_sequences` requests of full length.
         largest_batch: Requests of full length that fit at once.
@@ -217,7 +206,6 @@ class MemoryFit(Frozen):
     weights: int
     runtime: int
     kv_per_token: int
-    kv_per_request: int
     kv_available: int
     kv_wanted: int
     largest_batch: int
@@ -238,9 +226,9 @@ def weight_bytes(facts: ModelFacts, recipe: QuantizationRecipe) -> int:
     """Bytes of a checkpoint's weights under a recipe."""
     if stored := stored_as_it_is(facts, recipe):
         return stored.stored_bytes
-    heads = 0 if facts.tied_embeddings else _head_bytes(facts, recipe, HALF_PRECISION)
+    layers, head = _linear_bytes(facts, recipe, HALF_PRECISION)
     edges = (facts.embedding_parameters + facts.other_parameters) * HALF_PRECISION
-    return _layer_bytes(facts, recipe, HALF_PRECISION) + edges + heads
+    return layers + edges + (0 if facts.tied_embeddings else head)
 
 
 def kv_bytes_per_token(facts: ModelFacts, element_bytes: float = HALF_PRECISION) -> int:
@@ -258,9 +246,9 @@ def rank_weight_bytes(
 ) -> int:
     """Bytes of the weights that the fullest rank holds: the embeddings' or the head's stage of the pipeline."""
     stages = parallelism.pipeline
-    layers = _layer_bytes(facts, recipe, unquantized_bytes) * _fullest_share(facts, stages)
+    in_layers, head = _linear_bytes(facts, recipe, unquantized_bytes)
+    layers = in_layers * _fullest_share(facts, stages)
     embeddings = facts.embedding_parameters * unquantized_bytes
-    head = _head_bytes(facts, recipe, unquantized_bytes)
     both = embeddings + (0 if facts.tied_embeddings else head)
     edges = max(embeddings, head) if stages > 1 else both
     copied = facts.other_parameters * unquantized_bytes
@@ -284,27 +272,19 @@ def rank_kv_bytes_per_request(facts: ModelFacts, parallelism: Parallelism, eleme
     return ceil(_fullest_sum(held, parallelism.pipeline))
 
 
-def activation_bytes(facts: ModelFacts, limits: EngineLimits, parallelism: Parallelism) -> int:
-    """Peak of the activations, by a simple model: one MLP of a full step at 16 bit, and the logits at 32 bit."""
+def fit_memory(
+    facts: ModelFacts, recipe: QuantizationRecipe, engine: Engine, limits: EngineLimits, parallelism: Parallelism
+) -> MemoryFit:
+    """Whether a recipe's weights and the wanted KV cache fit on each rank, and the largest batch that does.
+
+    The peak of the activations follows a simple model: one MLP of a full step at 16 bit, and the logits at 32 bit.
+    """
+    weights = rank_weight_bytes(facts, recipe, parallelism, engine.unquantized_bytes)
     width = 2 * facts.hidden_size + 3 * facts.intermediate_size // parallelism.tensor
     logits = limits.maximum_sequences * facts.vocabulary_size * 4
-    return limits.maximum_batched_tokens * width * HALF_PRECISION + logits
-
-
-def fit_memory(
-    facts: ModelFacts,
-    recipe: QuantizationRecipe,
-    engine: Engine,
-    limits: EngineLimits,
-    parallelism: Parallelism,
-) -> MemoryFit:
-    """Whether a recipe's weights and the wanted KV cache fit on each rank, and the largest batch that does."""
-    weights = rank_weight_bytes(facts, recipe, parallelism, engine.unquantized_bytes)
-    runtime = engine.runtime + activation_bytes(facts, limits, parallelism)
+    runtime = engine.runtime + limits.maximum_batched_tokens * width * HALF_PRECISION + logits
     element = kv_element_bytes(recipe, engine.kv_bytes) if engine.quantizes_kv else engine.kv_bytes
-    per_token = rank_kv_bytes_per_token(facts, parallelism, element)
-    tokens = limits.maximum_tokens_per_request
-    request = rank_kv_bytes_per_request(facts, parallelism, element, tokens)
+    request = rank_kv_bytes_per_request(facts, parallelism, element, limits.maximum_tokens_per_request)
     fraction = engine.kv_cache.free_memory_fraction
     if engine.shares_whole_memory:
         available = max(0, int(engine.capacity * fraction) - weights - runtime)
@@ -314,8 +294,7 @@ def fit_memory(
         capacity=engine.capacity,
         weights=weights,
         runtime=runtime,
-        kv_per_token=per_token,
-        kv_per_request=request,
+        kv_per_token=rank_kv_bytes_per_token(facts, parallelism, element),
         kv_available=available,
         kv_wanted=limits.maximum_sequences * request,
         largest_batch=available // request if request else limits.maximum_sequences,
@@ -347,19 +326,29 @@ def _fullest_share(facts: ModelFacts, stages: int) -> float:
     return _fullest_sum(numbers, stages) / (sum(numbers) or 1)
 
 
-def _layer_bytes(facts: ModelFacts, recipe: QuantizationRecipe, unquantized_bytes: int) -> int:
-    return _linear_bytes(facts, recipe, layer_parameters(facts, recipe.exclude), unquantized_bytes)
-
-
-def _head_bytes(facts: ModelFacts, recipe: QuantizationRecipe, unquantized_bytes: int) -> int:
-    return _linear_bytes(facts, recipe, head_parameters(facts, recipe), unquantized_bytes)
-
-
-def _linear_bytes(
-    facts: ModelFacts, recipe: QuantizationRecipe, parameters: tuple[int, int], unquantized_bytes: int
-) -> int:
-    may_be_quantized, kept = parameters
+def _linear_bytes(facts: ModelFacts, recipe: QuantizationRecipe, unquantized_bytes: int) -> tuple[int, int]:
+    """Bytes of the linear modules inside the layers, and of the output head."""
     shares = mixture(facts, recipe)
-    plain = int(may_be_quantized * sum(share.fraction for share in shares if share.weights == "none"))
+    plain_fraction = sum(share.fraction for share in shares if share.weights == "none")
     quantized = [share for share in shares if share.weights != "none"]
-    return (kept + plain) * unquantized_bytes + stored_bytes(may_be_quantized, quantized)
+    sizes = [
+        (kept + int(variable * plain_fraction)) * unquantized_bytes + stored_bytes(variable, quantized)
+        for variable, kept in (layer_parameters(facts, recipe.exclude), head_parameters(facts, recipe))
+    ]
+    return sizes[0], sizes[1]
+
+
+def climbing_order(release: ResolvedRelease, facts: ModelFacts | None = None) -> tuple[str, ...]:
+    """The ladder: names of all recipes in the order in which they are tried, the smallest checkpoint first.
+
+    Equally small ones stay as the config has them. Without facts, by the sizes that the release config states, if it
+    does, or else by the bits of a weight: a DAG is drawn before anything is read.
+
+    Raises:
+        ConfigError: A recipe of modelopt's is unknown.
+    """
+    known = facts or stated_facts(release.model.sizes)
+    sizes = {
+        recipe.name: weight_bytes(known, recipe) if known else bits_per_weight(recipe) for recipe in release.recipes
+    }
+    return tuple(sorted(sizes, key=lambda name: sizes[name]))

@@ -13,8 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from llm_pipeline.base.errors import ConfigError, Unsupported
-from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.base.errors import Unsupported, located, refuse
 from llm_pipeline.config.files import how_to_make_an_interpreter
 from llm_pipeline.config.overrides import Overrides
 from llm_pipeline.config.release import ResolvedRelease
@@ -22,26 +21,12 @@ from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.loadtest.duration import require_enough, sample_size
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.reader import stated_facts
-from llm_pipeline.planning import host
-from llm_pipeline.planning.background import BackgroundCall
-from llm_pipeline.planning.gate_power import GatePower, canary_warnings, gate_power, load_test_warnings
-from llm_pipeline.planning.history import Step, answer_of, ask_store
-from llm_pipeline.planning.host import UNBLOCK, blocked_directories, check_directories
-from llm_pipeline.planning.ladder import climbing_order
+from llm_pipeline.planning import host, release_checks
+from llm_pipeline.planning.gate_power import canary_warnings, gate_power, load_test_warnings
+from llm_pipeline.planning.memory import climbing_order
 from llm_pipeline.planning.model import DiskPlan, Plan, disk_need
-from llm_pipeline.planning.model_source import look_at_model
 from llm_pipeline.planning.quantization_plan import GpuCost, gpu_cost
-from llm_pipeline.planning.release_checks import (
-    adapter_warnings,
-    check_adapters,
-    check_data_files,
-    check_model,
-    check_recipes,
-    check_routers,
-    model_warnings,
-    recipe_warnings,
-    router_warnings,
-)
+from llm_pipeline.planning.sources import BackgroundCall, Step, answer_of, ask_store, look_at_model
 from llm_pipeline.planning.stage_cost import (
     PlannedStage,
     StepCost,
@@ -50,7 +35,7 @@ from llm_pipeline.planning.stage_cost import (
     check_prices,
     planned_steps,
     predicted_seconds,
-    step_costs,
+    step_cost,
     total_cost,
 )
 from llm_pipeline.planning.table import expected_warnings, format_plan
@@ -60,120 +45,15 @@ from llm_pipeline.release.loading import LoadedRelease, load_release
 from llm_pipeline.release.time_limits import time_limit
 from llm_pipeline.serving.launch_plan import launch_mode
 
+__all__ = ["Plan", "format_plan", "plan_release"]
+
 _TIGHT = 0.5
 """A prediction above this share of a time limit is worth a warning: predictions are off by a factor."""
 
-
-def size_warnings(release: ResolvedRelease, facts: ModelFacts | None) -> tuple[str, ...]:
-    """What cannot be judged while the model's sizes are unknown."""
-    if facts:
-        return ()
-    return (f"memory and disk are not judged: the sizes of {release.model.id} are not known",)
-
-
-def gpu_warnings(
-    loaded: LoadedRelease, gpus: GpuCost | None, facts: ModelFacts | None, *, here: bool
-) -> tuple[str, ...]:
-    """What does not fit the GPUs that quantize, or that the deployment names none."""
-    if gpus:
-        return tuple(line for recipe in gpus.recipes for line in recipe.warnings)
-    if here or facts is None:
-        return ()
-    where = f"deployment {loaded.deployment.name}"
-    return (f"memory and time of quantization are not predicted: {where} names no quantization_host",)
-
-
-def target_warnings(targets: Sequence[TargetPlan]) -> tuple[str, ...]:
-    """Unknown and refused recipes by target, and images that are not pinned."""
-    found = [*_pin_warnings(targets)]
-    for target in targets:
-        found += [f"{target.name}: {warning}" for warning in target.warnings]
-        for recipe in target.recipes:
-            name = f"{recipe.recipe} on {target.name}"
-            found += [f"{name}: {warning}" for warning in recipe.warnings]
-            if not recipe.legal:
-                found.append(f"{name} is refused, so {target.name} fails if {recipe.recipe} is chosen: {recipe.reason}")
-    return tuple(found)
-
-
-def environment_warnings(loaded: LoadedRelease) -> tuple[str, ...]:
-    """Engines that are Python packages of one environment while another one serves them."""
-    found = []
-    for target in loaded.release.targets:
-        place = loaded.places[target.name]
-        serves = loaded.deployment.places[place].environment
-        engine = engine_adapter(target.engine)
-        if engine.beside_triton and serves != target.environment:
-            found.append(
-                f"{target.name} is built in environment {target.environment} and served in {serves}: "
-                f"{engine.runtime} must be in both, or places.{place}.environment name the first one"
-            )
-    return tuple(found)
-
-
-def _refuse_variants(
-    loaded: LoadedRelease, targets: tuple[TargetPlan, ...], facts: ModelFacts | None
-) -> tuple[str, ...]:
-    """Refuse a variant that none of its target's recipes can have; returns what is stated and not tried.
-
-    Raises:
-        Unsupported: There is one.
-    """
-    if loaded.release.ladder.objective == "size":
-        unused = [target.name for target in loaded.release.targets if target.variants]
-        return (f"variants of {', '.join(unused)} are not tried: ladder.objective is size",) if unused else ()
-    problems = []
-    for target, plan in zip(loaded.release.targets, targets, strict=True):
-        legal = {recipe.recipe for recipe in plan.recipes if recipe.legal}
-        for name in target.variants:
-            varied = plan_target(loaded, target.varied(name), facts)
-            refused = [recipe for recipe in varied.recipes if recipe.recipe in legal and not recipe.legal]
-            if len(refused) == len(legal):
-                problems.append(f"{loaded.path}: target {target.name}, variant {name}: {refused[0].reason}")
-    if problems:
-        raise Unsupported("\n".join(problems), hint="remove or change them; nothing was started")
-    return ()
-
-
-def _pin_warnings(targets: Sequence[TargetPlan]) -> tuple[str, ...]:
-    unpinned: dict[str, list[str]] = {}
-    for target in targets:
-        if target.container and not target.digest:
-            unpinned.setdefault(target.container, []).append(target.name)
-    return tuple(
-        f"{', '.join(names)}: {image} is not pinned, and a tag may come to mean another image: "
-        "append its digest, @sha256:..., as `docker buildx imagetools inspect` shows it"
-        for image, names in unpinned.items()
-    )
-
-
-def host_warnings(loaded: LoadedRelease, obstacles: tuple[str, ...], *, here: bool) -> tuple[str, ...]:
-    """What this machine lacks, where that stops nothing because the stages run elsewhere."""
-    release, deployment = loaded.release, loaded.deployment
-    found = [*host.missing_credentials(deployment, release.model.source), *host.missing_signing_keys(deployment)]
-    if here:
-        found += host.busy_ports(deployment, tuple(loaded.places.values()))
-    else:
-        found += [f"on this machine, {obstacle}" for obstacle in obstacles]
-    return tuple(found)
-
-
-def time_warnings(release: ResolvedRelease, costs: Mapping[Step, StepCost]) -> Iterator[str]:
-    """The steps whose expected time is near their time limit, or beyond it."""
-    for (stage, subject), cost in costs.items():
-        limit = time_limit(release, stage, cost.seconds)
-        if cost.seconds is not None and cost.seconds > _TIGHT * limit.longest_seconds:
-            hours, most = f"{cost.seconds / 3600:.2g}", f"{limit.longest_seconds / 3600:.2g}"
-            yield (
-                f"{stage} {subject}".strip() + f" is expected to take {hours} h and is stopped after {most} h: "
-                f"raise longest_stage_hours of policy {release.policy.name}"
-            )
-
-
-__all__ = ["Plan", "format_plan", "plan_release"]
-
 _BUCKET_SECONDS, _DIRECTORY_SECONDS = 1.2, 10.0
 """How long a store may take to answer: a bucket may be far away or unreachable, a directory answers at once."""
+
+_NOTHING_STARTED = "remove or change them; nothing was started"
 
 
 def plan_release(
@@ -213,44 +93,71 @@ def plan_release(
     if store_seconds is None:
         store_seconds = _DIRECTORY_SECONDS if deployment.store.directory else _BUCKET_SECONDS
     asked = ask_store(loaded, store_seconds, replace=replace)
-    check_directories(loaded)
+    host.check_directories(loaded)
     check_prices(loaded)
     check_objective(loaded)
-    check_adapters(loaded)
-    check_routers(loaded)
-    _refuse_before_reading(loaded)
+    release_checks.check_adapters(loaded)
+    release_checks.check_routers(loaded)
+    if stated := stated_facts(release.model.sizes):  # what does not run anyhow, before the model is read
+        _refuse_impossible(loaded, [plan_target(loaded, target, None, stated=stated) for target in release.targets])
     looking = BackgroundCall(partial(look_at_model, loaded, revision, source_seconds, required=read_model))
-    check_data_files(loaded)  # this and the next three need nothing of the model: its source answers meanwhile
+    release_checks.check_data_files(loaded)  # this and the next three need nothing of the model: its source answers
     require_enough(release.workload, release.policy.load_test)
     tasks = task_pool(release.evaluation, loaded.configs_root)
     model = looking.answer()
     facts = model.facts
     if facts:
-        check_model(loaded, facts)
-    check_recipes(loaded, facts)
+        release_checks.check_model(loaded, facts)
+    release_checks.check_recipes(loaded, facts)
     task_warnings = check_tasks(release.evaluation, loaded.configs_root)
-    placement_warnings = _check_task_placement(loaded, tasks)
+    refusals, placement_warnings = judge_task_placement(tasks, release.evaluation.served_tasks, release.targets)
+    refuse(
+        [f"{loaded.path}: {refused.reason} -> {refused.nearest}" for refused in refusals],
+        hint="score them on the checkpoint only; nothing was started",
+        kind=Unsupported,
+    )
     targets = tuple(plan_target(loaded, target, facts) for target in release.targets)
     _refuse_impossible(loaded, targets)
     unused = _refuse_variants(loaded, targets, facts)
-    _refuse_servers(loaded)
+    refuse(
+        [
+            f"{loaded.path}: target {target.name}: its server is several processes (mode {launch_mode(target)}), and "
+            "staging and production start one on a host"
+            for target in release.targets
+            if launch_mode(target) != "single"
+        ],
+        hint="use engine: tensorrt_llm_llmapi on the GPUs of one host, where one server starts all ranks",
+        kind=Unsupported,
+    )
     disk = _plan_disk(loaded, facts) if facts else None
+    obstacles = {
+        how_to_make_an_interpreter(): host.missing_interpreters(deployment),
+        "a release ends at its canary without one": host.missing_routers(deployment, loaded.places.values()),
+        host.UNBLOCK: host.blocked_directories(deployment),
+        "free disk space, or name other places in the deployment file": disk.problems() if disk else (),
+    }
     here = all(target.accelerator == "cpu" for target in release.targets)
-    missing, full = host.missing_interpreters(deployment), tuple(disk.problems()) if disk else ()
-    without_router = host.missing_routers(deployment, loaded.places.values())
-    blocked = blocked_directories(deployment)
     if here:
-        _refuse_obstacles(loaded, missing, how_to_make_an_interpreter())
-        _refuse_obstacles(loaded, without_router, "a release ends at its canary without one")
-        _refuse_obstacles(loaded, blocked, UNBLOCK)
-        _refuse_obstacles(loaded, full, "free disk space, or name other places in the deployment file")
-    ladders, steps = _ladders(release, targets, facts), tuple(planned_steps(release, facts))
-    gates = _gates(release, tasks)
+        for hint, found in obstacles.items():
+            refuse(found, where=f"deployment {deployment.name}", hint=hint)
+    lacking = [*host.missing_credentials(deployment, release.model.source), *host.missing_signing_keys(deployment)]
+    if here:
+        lacking += host.busy_ports(deployment, tuple(loaded.places.values()))
+    else:  # it stops nothing: the stages run elsewhere
+        lacking += [f"on this machine, {obstacle}" for found in obstacles.values() for obstacle in found]
+    order, steps = climbing_order(release, facts), tuple(planned_steps(release, facts))
+    legal = {target.name: {recipe.recipe for recipe in target.recipes if recipe.legal} for target in targets}
+    ladders = {name: tuple(recipe for recipe in order if recipe in recipes) for name, recipes in legal.items()}
+    served = [task for task in tasks if task.name in release.evaluation.served_tasks]
+    gates = (
+        gate_power("accuracy", tasks, release.policy.accuracy),
+        gate_power("served_accuracy", served, release.policy.served_accuracy),
+    )
     requests = sample_size(release.workload, release.policy.load_test)
     gpus = _gpu_cost(loaded, targets, facts, tasks)
     predicted = predicted_seconds(loaded, facts, gpus, tasks, ladders)
     seen = answer_of(asked, loaded)
-    costs = step_costs(loaded, steps, seen.history, predicted)
+    costs = {step: step_cost(loaded, step, seen.history, predicted.get(step)) for step in steps}
     check_budget(loaded, costs)
     return Plan(
         config=str(loaded.path),
@@ -274,78 +181,28 @@ def plan_release(
         warnings=(
             *seen.warnings,
             *model.warnings,
-            *environment_warnings(loaded),
-            *size_warnings(release, facts),
-            *model_warnings(loaded, facts),
-            *target_warnings(targets),
+            *_environment_warnings(loaded),
+            *([] if facts else [f"memory and disk are not judged: the sizes of {release.model.id} are not known"]),
+            *release_checks.model_warnings(loaded, facts),
+            *_target_warnings(targets),
             *unused,
-            *recipe_warnings(loaded),
+            *release_checks.recipe_warnings(loaded),
             *task_warnings,
             *placement_warnings,
             *expected_warnings(release),
             *(line for gate in gates for line in gate.warnings),
             *load_test_warnings(requests),
             *canary_warnings(release.policy.canary, release.workload.rate_per_second),
-            *adapter_warnings(loaded),
-            *router_warnings(loaded),
-            *gpu_warnings(loaded, gpus, facts, here=here),
+            *release_checks.adapter_warnings(loaded),
+            *release_checks.router_warnings(loaded),
+            *_gpu_warnings(loaded, gpus, facts, here=here),
             *time_warnings(release, costs),
-            *host_warnings(loaded, (*missing, *without_router, *blocked, *full), here=here),
+            *lacking,
         ),
     )
 
 
-def _ladders(
-    release: ResolvedRelease, targets: tuple[TargetPlan, ...], facts: ModelFacts | None
-) -> dict[str, tuple[str, ...]]:
-    legal = {target.name: {recipe.recipe for recipe in target.recipes if recipe.legal} for target in targets}
-    order = climbing_order(release, facts)
-    return {name: tuple(recipe for recipe in order if recipe in recipes) for name, recipes in legal.items()}
-
-
-def _check_task_placement(loaded: LoadedRelease, tasks: tuple[TaskItems, ...]) -> tuple[str, ...]:
-    release = loaded.release
-    refusals, warnings = judge_task_placement(tasks, release.evaluation.served_tasks, release.targets)
-    if refusals:
-        lines = [f"{loaded.path}: {refused.reason} -> {refused.nearest}" for refused in refusals]
-        raise Unsupported("\n".join(lines), hint="score them on the checkpoint only; nothing was started")
-    return warnings
-
-
-def _gates(release: ResolvedRelease, tasks: tuple[TaskItems, ...]) -> tuple[GatePower, GatePower]:
-    served = [task for task in tasks if task.name in release.evaluation.served_tasks]
-    return (
-        gate_power("accuracy", tasks, release.policy.accuracy),
-        gate_power("served_accuracy", served, release.policy.served_accuracy),
-    )
-
-
-def _gpu_cost(
-    loaded: LoadedRelease,
-    targets: tuple[TargetPlan, ...],
-    facts: ModelFacts | None,
-    tasks: tuple[TaskItems, ...],
-) -> GpuCost | None:
-    host_named = loaded.deployment.quantization_host
-    if facts is None or host_named is None:
-        return None
-    useful = {recipe.recipe for target in targets for recipe in target.recipes if recipe.legal}
-    recipes = [recipe for recipe in loaded.release.recipes if recipe.name in useful]
-    try:
-        return gpu_cost(loaded.release, recipes, host_named, facts, tasks)
-    except ConfigError as error:
-        where = f"deployment {loaded.deployment.name}"
-        raise ConfigError(f"quantization_host: {error.message}", where=where, hint=error.hint) from error
-
-
-def _refuse_before_reading(loaded: LoadedRelease) -> None:
-    """Refuse formats that do not run, before the model is read, if the advice needs no facts of it."""
-    if stated := stated_facts(loaded.release.model.sizes):
-        targets = loaded.release.targets
-        _refuse_impossible(loaded, tuple(plan_target(loaded, target, None, stated=stated) for target in targets))
-
-
-def _refuse_impossible(loaded: LoadedRelease, targets: tuple[TargetPlan, ...]) -> None:
+def _refuse_impossible(loaded: LoadedRelease, targets: Sequence[TargetPlan]) -> None:
     cells = [(target, recipe) for target in targets for recipe in target.recipes]
     useful = {recipe.recipe for _, recipe in cells if recipe.legal}
     lost = {target.name for target in targets if not any(recipe.legal for recipe in target.recipes)}
@@ -354,36 +211,44 @@ def _refuse_impossible(loaded: LoadedRelease, targets: tuple[TargetPlan, ...]) -
         for target, recipe in cells
         if not recipe.legal and (recipe.recipe not in useful or target.name in lost)
     ]
-    if problems:
-        raise Unsupported("\n".join(problems), hint="remove or change them; nothing was started")
+    refuse(problems, hint=_NOTHING_STARTED, kind=Unsupported)
 
 
-def _refuse_servers(loaded: LoadedRelease) -> None:
-    """Staging and production start one process on a host; a server of several is deployed by other means."""
-    problems = [
-        f"{loaded.path}: target {target.name}: its server is several processes (mode {launch_mode(target)}), and "
-        "staging and production start one on a host"
-        for target in loaded.release.targets
-        if launch_mode(target) != "single"
-    ]
-    if problems:
-        raise Unsupported(
-            "\n".join(problems),
-            hint="use engine: tensorrt_llm_llmapi on the GPUs of one host, where one server starts all ranks",
-        )
+def _refuse_variants(loaded: LoadedRelease, targets: Sequence[TargetPlan], facts: ModelFacts | None) -> list[str]:
+    """Refuse a variant that none of its target's recipes can have; returns what is stated and not tried.
+
+    Raises:
+        Unsupported: There is one.
+    """
+    if loaded.release.ladder.objective == "size":
+        unused = [target.name for target in loaded.release.targets if target.variants]
+        return [f"variants of {', '.join(unused)} are not tried: ladder.objective is size"] if unused else []
+    problems = []
+    for target, plan in zip(loaded.release.targets, targets, strict=True):
+        legal = {recipe.recipe for recipe in plan.recipes if recipe.legal}
+        for name in target.variants:
+            varied = plan_target(loaded, target.varied(name), facts)
+            refused = [recipe for recipe in varied.recipes if recipe.recipe in legal and not recipe.legal]
+            if len(refused) == len(legal):
+                problems.append(f"{loaded.path}: target {target.name}, variant {name}: {refused[0].reason}")
+    refuse(problems, hint=_NOTHING_STARTED, kind=Unsupported)
+    return []
 
 
-def _refuse_obstacles(loaded: LoadedRelease, obstacles: tuple[str, ...], hint: str) -> None:
-    if obstacles:
-        raise ConfigError(
-            "\n".join(obstacles),
-            where=f"deployment {loaded.deployment.name}",
-            hint=hint,
-        )
+def _gpu_cost(
+    loaded: LoadedRelease, targets: Sequence[TargetPlan], facts: ModelFacts | None, tasks: tuple[TaskItems, ...]
+) -> GpuCost | None:
+    named = loaded.deployment.quantization_host
+    if facts is None or named is None:
+        return None
+    useful = {recipe.recipe for target in targets for recipe in target.recipes if recipe.legal}
+    recipes = [recipe for recipe in loaded.release.recipes if recipe.name in useful]
+    with located("quantization_host", f"deployment {loaded.deployment.name}"):
+        return gpu_cost(loaded.release, recipes, named, facts, tasks)
 
 
 def _plan_disk(loaded: LoadedRelease, facts: ModelFacts) -> DiskPlan:
-    deployment: Deployment = loaded.deployment
+    deployment = loaded.deployment
     store, work = deployment.store.directory, host.existing_parent(deployment.work_root)
     parent = host.existing_parent(store) if store else None
     engines = sum(engine_adapter(target.engine).holds_weights for target in loaded.release.targets)
@@ -393,3 +258,56 @@ def _plan_disk(loaded: LoadedRelease, facts: ModelFacts) -> DiskPlan:
         free_work=host.free_bytes(work),
         one_file_system=parent is not None and parent.stat().st_dev == work.stat().st_dev,
     )
+
+
+def _gpu_warnings(loaded: LoadedRelease, gpus: GpuCost | None, facts: ModelFacts | None, *, here: bool) -> list[str]:
+    """What does not fit the GPUs that quantize, or that the deployment names none."""
+    if gpus or here or facts is None:
+        return gpus.warnings() if gpus else []
+    where = f"deployment {loaded.deployment.name}"
+    return [f"memory and time of quantization are not predicted: {where} names no quantization_host"]
+
+
+def _target_warnings(targets: Sequence[TargetPlan]) -> Iterator[str]:
+    """Images that are not pinned, and unknown and refused recipes by target."""
+    unpinned: dict[str, list[str]] = {}
+    for target in targets:
+        if target.container and not target.digest:
+            unpinned.setdefault(target.container, []).append(target.name)
+    for image, names in unpinned.items():
+        yield (
+            f"{', '.join(names)}: {image} is not pinned, and a tag may come to mean another image: "
+            "append its digest, @sha256:..., as `docker buildx imagetools inspect` shows it"
+        )
+    for target in targets:
+        yield from (f"{target.name}: {warning}" for warning in target.warnings)
+        for recipe in target.recipes:
+            name = f"{recipe.recipe} on {target.name}"
+            yield from (f"{name}: {warning}" for warning in recipe.warnings)
+            if not recipe.legal:
+                yield f"{name} is refused, so {target.name} fails if {recipe.recipe} is chosen: {recipe.reason}"
+
+
+def _environment_warnings(loaded: LoadedRelease) -> Iterator[str]:
+    """Engines that are Python packages of one environment while another one serves them."""
+    for target in loaded.release.targets:
+        place = loaded.places[target.name]
+        serves = loaded.deployment.places[place].environment
+        engine = engine_adapter(target.engine)
+        if engine.beside_triton and serves != target.environment:
+            yield (
+                f"{target.name} is built in environment {target.environment} and served in {serves}: "
+                f"{engine.runtime} must be in both, or places.{place}.environment name the first one"
+            )
+
+
+def time_warnings(release: ResolvedRelease, costs: Mapping[Step, StepCost]) -> Iterator[str]:
+    """The steps whose expected time is near their time limit, or beyond it."""
+    for (stage, subject), cost in costs.items():
+        limit = time_limit(release, stage, cost.seconds)
+        if cost.seconds is not None and cost.seconds > _TIGHT * limit.longest_seconds:
+            hours, most = f"{cost.seconds / 3600:.2g}", f"{limit.longest_seconds / 3600:.2g}"
+            yield (
+                f"{stage} {subject}".strip() + f" is expected to take {hours} h and is stopped after {most} h: "
+                f"raise longest_stage_hours of policy {release.policy.name}"
+            )

@@ -22,11 +22,11 @@ from collections.abc import Mapping, Sequence
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.catalog.tables import Gpu, find_gpu
 from llm_pipeline.config.deployment import QuantizationHost
-from llm_pipeline.config.quantization import QuantizationRecipe, Search, WeightFormat
-from llm_pipeline.config.release import Evaluation, ResolvedRelease
+from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
+from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.config.target import Parallelism
 from llm_pipeline.model_facts.facts import ModelFacts
-from llm_pipeline.planning.compatibility import BaselinePrecision, asked_by
+from llm_pipeline.planning.compatibility import asked_by
 from llm_pipeline.planning.memory import HALF_PRECISION, head_parameters, rank_weight_bytes, weight_bytes
 from llm_pipeline.planning.task_pool import TaskItems
 
@@ -55,6 +55,14 @@ _SCORED_SAMPLES = 128
 _BACKWARD_PASSES = 3.0
 """A score by gradients: the pass itself, once more for the checkpointed layer, and back; formats come on top."""
 
+_ASSUMED_BATCH = 32
+
+CONTEXT_BYTES = 2**30
+"""CUDA context and libraries of one process on one device; an estimate."""
+
+_SINGLE_PRECISION = 4
+_PLAIN = QuantizationRecipe(name="none", weights="none")
+
 
 def forward_seconds(facts: ModelFacts, gpu: Gpu, tokens: float) -> float:
     """A plain forward pass over so many tokens."""
@@ -67,11 +75,13 @@ def quantization_seconds(facts: ModelFacts, recipe: QuantizationRecipe, gpu: Gpu
     if recipe.weights in ("none", "ready"):
         return 0.0 if recipe.weights == "none" else None
     files = weight_bytes(facts, _PLAIN) / _LOADED_A_SECOND + weight_bytes(facts, recipe) / _EXPORTED_A_SECOND
-    passes = _passes(recipe)
-    if recipe.calibration is None or passes is None:
-        return None if recipe.calibration else files
-    tokens = recipe.calibration.samples * recipe.calibration.maximum_tokens
-    return files + forward_seconds(facts, gpu, tokens * passes)
+    if recipe.calibration is None:
+        return files
+    formats, samples = asked_by(recipe).weights, recipe.calibration.samples
+    passes = sum(_PASSES.get(name, 1.0) for name in formats)
+    if recipe.search is not None:
+        passes += min(1.0, _SCORED_SAMPLES / samples) * (_BACKWARD_PASSES + len(formats))
+    return files + forward_seconds(facts, gpu, samples * recipe.calibration.maximum_tokens * passes)
 
 
 def scoring_seconds(facts: ModelFacts, task: TaskItems, gpu: Gpu, batch: int) -> float | None:
@@ -82,137 +92,57 @@ def scoring_seconds(facts: ModelFacts, task: TaskItems, gpu: Gpu, batch: int) ->
     return forward_seconds(facts, gpu, task.items * task.prompt_tokens) + written
 
 
-def _passes(recipe: QuantizationRecipe) -> float | None:
-    """Plain passes over the calibration data that take as long."""
-    formats = asked_by(recipe).weights
-    calibrated = sum(_PASSES.get(name, 1.0) for name in formats)
-    if recipe.search is None or recipe.calibration is None:
-        return calibrated
-    scored = min(1.0, _SCORED_SAMPLES / recipe.calibration.samples)
-    return calibrated + scored * (_BACKWARD_PASSES + len(formats))
-
-
-CONTEXT_BYTES = 2**30
-"""CUDA context and libraries of one process on one device; an estimate."""
-
-_BYTES: dict[BaselinePrecision, int] = {"float16": HALF_PRECISION, "bfloat16": HALF_PRECISION}
-_SINGLE_PRECISION = 4
-_PLAIN = QuantizationRecipe(name="none", weights="none")
-
-
-class PeakMemory(Frozen):
-    """The fullest device while a recipe is made, in bytes.
-
-    Attributes:
-        weights: The unquantized model's share.
-        activations: Of one layer, for the whole batch.
-        logits: Where the output head runs.
-        method: What the algorithm adds.
-    """
-
-    weights: int
-    activations: int
-    logits: int
-    method: int
-
-    @property
-    def total(self) -> int:
-        """All of it."""
-        return self.weights + self.activations + self.logits + self.method
-
-
-def predict_peak(
-    facts: ModelFacts,
-    recipe: QuantizationRecipe,
-    dtype: BaselinePrecision,
-    batch: int,
-    tokens: int,
-    *,
-    devices: int = 1,
-) -> PeakMemory:
-    """Predict the peak.
+def predict_peak(facts: ModelFacts, recipe: QuantizationRecipe, batch: int, tokens: int, *, devices: int = 1) -> int:
+    """Predict the peak of the fullest device while a recipe is made, in bytes.
 
     Args:
         facts: The model.
         recipe: How it is quantized.
-        dtype: Precision that it is loaded in.
         batch: Sequences a forward pass; 0 for a recipe without calibration.
         tokens: Tokens of the longest sequence.
         devices: GPUs that its layers are spread over.
     """
-    rows, element = batch * tokens, _BYTES[dtype]
+    element, rows = HALF_PRECISION, batch * tokens
     weights = rank_weight_bytes(facts, _PLAIN, Parallelism(pipeline=min(devices, facts.layers)), element)
     if recipe.weights in ("none", "ready"):
-        return PeakMemory(weights=weights, activations=0, logits=0, method=0)
-    return PeakMemory(
-        weights=weights,
-        activations=rows * _layer_width(facts) * element,
-        logits=rows * facts.vocabulary_size * _logit_bytes(facts, recipe, element),
-        method=_method_bytes(facts, recipe, rows, element),
-    )
+        return weights
+    # Alive in one layer for each token: the residual, and attention or (wider) the gated MLP.
+    attention = 2 * facts.head_size * (facts.attention_heads + facts.key_value_heads)
+    width = 2 * facts.hidden_size + max(attention, 3 * facts.intermediate_size)
+    widest = max(facts.intermediate_size, facts.hidden_size)
+    copies = facts.largest_matrix * (element + _SINGLE_PRECISION)
+    peak = weights + rows * width * element + copies + rows * widest * element
+    if recipe.search:
+        # The logits, as float32, their softmax, and what flows back; then each format's change of each output, the
+        # inputs of all layers, one layer's graph, and the embedding's gradient.
+        logits = facts.vocabulary_size * (2 * element + 3 * _SINGLE_PRECISION)
+        heads = facts.head_size * (facts.attention_heads + 2 * facts.key_value_heads)
+        outputs = heads + 2 * facts.hidden_size + 2 * facts.intermediate_size
+        changes = len(recipe.search.formats) * outputs * element
+        graph = facts.layers * facts.hidden_size * element + 2 * width * element
+        return peak + rows * (logits + changes + graph) + facts.embedding_parameters * element
+    if head_parameters(facts, recipe)[0]:
+        peak += rows * facts.vocabulary_size * element
+    formats = asked_by(recipe).weights
+    if any("awq" in name for name in formats):
+        return peak + copies + rows * widest * (2 * element + 2 * _SINGLE_PRECISION)
+    return peak + (rows * widest * _SINGLE_PRECISION if "int8_smoothquant" in formats else 0)
 
 
 def fitting_batch(
-    facts: ModelFacts,
-    recipe: QuantizationRecipe,
-    dtype: BaselinePrecision,
-    tokens: int,
-    capacity: int,
-    *,
-    devices: int = 1,
+    facts: ModelFacts, recipe: QuantizationRecipe, tokens: int, capacity: int, *, devices: int = 1
 ) -> int:
     """Sequences a forward pass that fit into devices of some capacity (in bytes); 0 when not even one does."""
-    empty = predict_peak(facts, recipe, dtype, 0, tokens, devices=devices).total
-    one = predict_peak(facts, recipe, dtype, 1, tokens, devices=devices).total - empty
+    empty = predict_peak(facts, recipe, 0, tokens, devices=devices)
+    one = predict_peak(facts, recipe, 1, tokens, devices=devices) - empty
     room = int((capacity - CONTEXT_BYTES - empty) * _SHARE_USED)
     return max(0, room // one) if one else int(room >= 0)
 
 
-def devices_needed(
-    facts: ModelFacts, recipe: QuantizationRecipe, dtype: BaselinePrecision, tokens: int, capacity: int
-) -> int | None:
+def devices_needed(facts: ModelFacts, recipe: QuantizationRecipe, tokens: int, capacity: int) -> int | None:
     """The fewest devices of some capacity that hold the model and one sequence; None when no number does."""
     counts = range(1, facts.layers + 1)
-    return next((n for n in counts if fitting_batch(facts, recipe, dtype, tokens, capacity, devices=n)), None)
-
-
-def _layer_width(facts: ModelFacts) -> int:
-    """Elements alive in one layer for each token: the residual, and attention or (wider) the gated MLP."""
-    attention = 2 * facts.head_size * (facts.attention_heads + facts.key_value_heads)
-    return 2 * facts.hidden_size + max(attention, 3 * facts.intermediate_size)
-
-
-def _logit_bytes(facts: ModelFacts, recipe: QuantizationRecipe, element: int) -> int:
-    if recipe.search:  # the logits, as float32, their softmax, and what flows back
-        return 2 * element + 3 * _SINGLE_PRECISION
-    return element if head_parameters(facts, recipe)[0] else 0
-
-
-def _method_bytes(facts: ModelFacts, recipe: QuantizationRecipe, rows: int, element: int) -> int:
-    widest = max(facts.intermediate_size, facts.hidden_size)
-    largest_weight = facts.largest_matrix
-    copies = largest_weight * (element + _SINGLE_PRECISION)
-    magnitudes = rows * widest * element
-    if recipe.search:
-        return copies + magnitudes + _search_bytes(facts, recipe.search, rows, element)
-    formats = asked_by(recipe).weights
-    if any("awq" in name for name in formats):
-        return 2 * copies + magnitudes + rows * widest * (2 * element + 2 * _SINGLE_PRECISION)
-    if "int8_smoothquant" in formats:
-        return copies + magnitudes + rows * widest * _SINGLE_PRECISION
-    return copies + magnitudes
-
-
-def _search_bytes(facts: ModelFacts, search: Search, rows: int, element: int) -> int:
-    heads = facts.head_size * (facts.attention_heads + 2 * facts.key_value_heads)
-    outputs = heads + 2 * facts.hidden_size + 2 * facts.intermediate_size
-    changes = len(search.formats) * rows * outputs * element
-    inputs_of_layers = facts.layers * rows * facts.hidden_size * element
-    graph = 2 * rows * _layer_width(facts) * element
-    return changes + inputs_of_layers + graph + facts.embedding_parameters * element
-
-
-_ASSUMED_BATCH = 32
+    return next((n for n in counts if fitting_batch(facts, recipe, tokens, capacity, devices=n)), None)
 
 
 class RecipeCost(Frozen):
@@ -222,22 +152,20 @@ class RecipeCost(Frozen):
         samples: Calibration texts; 0 without calibration.
         tokens: Longest of them.
         batch: Texts a forward pass; 0 without calibration.
-        peak: Peak of the fullest GPU.
-        largest_batch: Texts a forward pass that fit.
+        peak: Peak of the fullest GPU, in bytes.
+        largest_batch: Texts a forward pass that fit; 0 where not even the model does.
         gpus_needed: The fewest GPUs that hold the model and one text; None when no number does.
         minutes: GPU time; None where nothing was measured that it could follow from.
-        warnings: What does not fit.
     """
 
     recipe: str
     samples: int
     tokens: int
     batch: int
-    peak: PeakMemory
+    peak: int
     largest_batch: int
     gpus_needed: int | None
     minutes: float | None
-    warnings: tuple[str, ...] = ()
 
 
 class GpuCost(Frozen):
@@ -256,6 +184,18 @@ class GpuCost(Frozen):
     capacity: int
     recipes: tuple[RecipeCost, ...]
     scoring_minutes: float | None
+
+    def warnings(self) -> list[str]:
+        """What does not fit."""
+        found, where = [], f"{self.count} x {self.accelerator}"
+        for one in self.recipes:
+            if not one.largest_batch:
+                more = f"{one.gpus_needed} hold it" if one.gpus_needed else "no number of them can hold one layer"
+                found.append(f"{one.recipe} does not fit {where}: {more}")
+            elif one.batch > one.largest_batch:
+                asked = f"calibration.batch_size of {one.recipe} is {one.batch}"
+                found.append(f"{asked}, predicted to fit {where} is {one.largest_batch}")
+        return found
 
 
 def gpu_cost(
@@ -277,54 +217,31 @@ def gpu_cost(
     Raises:
         ConfigError: The host's accelerator is not in the GPU catalog.
     """
-    gpu = find_gpu(host.accelerator)
-    scoring = _scoring_minutes(release.evaluation, facts, tasks, gpu)
+    gpu, costs = find_gpu(host.accelerator), []
+    for recipe in recipes:
+        asked = recipe.calibration
+        samples, tokens = (asked.samples, asked.maximum_tokens) if asked else (0, 0)
+        batch = min(asked.batch_size, samples) if asked else 0
+        seconds = quantization_seconds(facts, recipe, gpu)
+        costs.append(
+            RecipeCost(
+                recipe=recipe.name,
+                samples=samples,
+                tokens=tokens,
+                batch=batch,
+                peak=predict_peak(facts, recipe, batch, tokens, devices=host.count),
+                largest_batch=fitting_batch(facts, recipe, max(1, tokens), gpu.usable_bytes, devices=host.count),
+                gpus_needed=devices_needed(facts, recipe, max(1, tokens), gpu.usable_bytes),
+                minutes=None if seconds is None else seconds / 60,
+            )
+        )
+    batch = _ASSUMED_BATCH if release.evaluation.batch_size == "auto" else release.evaluation.batch_size
+    scoring = [scoring_seconds(facts, task, gpu, batch) for task in tasks]
+    known = [seconds for seconds in scoring if seconds is not None]
     return GpuCost(
         accelerator=gpu.name,
         count=host.count,
         capacity=gpu.usable_bytes,
-        recipes=tuple(_recipe_cost(recipe, facts, release.baseline.dtype, gpu, host.count) for recipe in recipes),
-        scoring_minutes=scoring,
+        recipes=tuple(costs),
+        scoring_minutes=sum(known) / 60 if len(known) == len(scoring) else None,
     )
-
-
-def _recipe_cost(
-    recipe: QuantizationRecipe, facts: ModelFacts, dtype: BaselinePrecision, gpu: Gpu, count: int
-) -> RecipeCost:
-    asked = recipe.calibration
-    samples, tokens = (asked.samples, asked.maximum_tokens) if asked else (0, 0)
-    fits = fitting_batch(facts, recipe, dtype, max(1, tokens), gpu.usable_bytes, devices=count)
-    batch = min(asked.batch_size, samples) if asked else 0
-    needed = devices_needed(facts, recipe, dtype, max(1, tokens), gpu.usable_bytes)
-    seconds = quantization_seconds(facts, recipe, gpu)
-    return RecipeCost(
-        recipe=recipe.name,
-        samples=samples,
-        tokens=tokens,
-        batch=batch,
-        peak=predict_peak(facts, recipe, dtype, batch, tokens, devices=count),
-        largest_batch=fits if asked else 0,
-        gpus_needed=needed,
-        minutes=None if seconds is None else seconds / 60,
-        warnings=tuple(_shortage(recipe, gpu, (count, needed), (batch, fits))),
-    )
-
-
-def _shortage(
-    recipe: QuantizationRecipe, gpu: Gpu, gpus: tuple[int, int | None], batches: tuple[int, int]
-) -> list[str]:
-    (count, needed), (batch, fits) = gpus, batches
-    if not fits:
-        more = f"{needed} hold it" if needed else "no number of them can hold one layer"
-        return [f"{recipe.name} does not fit {count} x {gpu.name}: {more}"]
-    if batch > fits:
-        asked = f"calibration.batch_size of {recipe.name} is {batch}"
-        return [f"{asked}, predicted to fit {count} x {gpu.name} is {fits}"]
-    return []
-
-
-def _scoring_minutes(evaluation: Evaluation, facts: ModelFacts, tasks: Sequence[TaskItems], gpu: Gpu) -> float | None:
-    batch = _ASSUMED_BATCH if evaluation.batch_size == "auto" else evaluation.batch_size
-    seconds = [scoring_seconds(facts, task, gpu, batch) for task in tasks]
-    known = [value for value in seconds if value is not None]
-    return sum(known) / 60 if len(known) == len(seconds) else None

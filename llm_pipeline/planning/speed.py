@@ -57,6 +57,7 @@ class Tokens(NamedTuple):
     output: int
 
 
+_DRAFT_LENGTHS = ("max_draft_len", "num_nextn_predict_layers", "num_speculative_tokens")
 _MOST_DRAFTED = 16
 """Draft tokens of a step where the target does not say."""
 
@@ -86,19 +87,21 @@ def engine_of(facts: ModelFacts, target: Target, recipe: QuantizationRecipe) -> 
     """
     speculation, drafted = target.runtime.engine_args.get("speculative_config"), 0
     if isinstance(speculation, dict):
-        lengths = (
-            speculation.get(key) for key in ("max_draft_len", "num_nextn_predict_layers", "num_speculative_tokens")
-        )
+        lengths = [speculation.get(key) for key in _DRAFT_LENGTHS]
         drafted = max((length for length in lengths if isinstance(length, int)), default=_MOST_DRAFTED)
     return RooflineEngine(facts, recipe, find_gpu(target.accelerator), target.parallelism, 1 + drafted)
 
 
 def decode_step_seconds(engine: RooflineEngine, requests: int, context_tokens: float) -> float:
     """Least time of one step of so many requests, each with so many tokens before it on average."""
-    bandwidth = engine.gpu.mem_bw_gb_s * 1e9
-    ranks, tensor = engine.parallelism.world_size, engine.parallelism.tensor
-    cache = _cache_read(engine, context_tokens) * requests
-    reading = _weights_read(engine) / (tensor * bandwidth) + cache / (ranks * bandwidth)
+    cached = 0.0
+    for cache in engine.facts.caches:
+        attended = min(context_tokens, cache.window or context_tokens)
+        cached += len(cache.layers) * attended * cache.heads * cache.elements
+    cache_bytes = cached * kv_element_bytes(engine.recipe) + engine.facts.state_bytes  # states, whatever the context
+    bandwidth, parallelism = engine.gpu.mem_bw_gb_s * 1e9, engine.parallelism
+    reading = _weights_read(engine) / (parallelism.tensor * bandwidth)
+    reading += requests * cache_bytes / (parallelism.world_size * bandwidth)
     return max(reading, requests * _multiplying_seconds(engine, head=True))
 
 
@@ -123,59 +126,39 @@ def most_tokens_per_second(engine: RooflineEngine, requests: int, tokens: Tokens
     return requests * tokens.output / max(reading, multiplying)
 
 
-def _cache_read(engine: RooflineEngine, context_tokens: float) -> float:
-    """Bytes of a request's cache that one step reads at least; of states, whatever the context."""
-    elements = 0.0
-    for cache in engine.facts.caches:
-        attended = min(context_tokens, cache.window or context_tokens)
-        elements += len(cache.layers) * attended * cache.heads * cache.elements
-    return elements * kv_element_bytes(engine.recipe) + engine.facts.state_bytes
-
-
 def _weights_read(engine: RooflineEngine) -> int:
     """Of a mixture, the experts of one token: however many tokens there are, all may choose the same."""
-    if stored := stored_as_it_is(engine.facts, engine.recipe):
-        shares = stored.active_parameters / stored.parameters
-        return int(_stored_layers_and_head(stored) * shares)
-    layers = layer_parameters(engine.facts, engine.recipe.exclude, active=True)
-    return _stored(engine, layers) + _stored(engine, head_parameters(engine.facts, engine.recipe))
-
-
-def _stored_layers_and_head(facts: ModelFacts) -> int:
-    """Bytes of a checkpoint that is quantized already, without what no step reads."""
-    embedding = 0 if facts.tied_embeddings else facts.embedding_parameters
-    return max(0, facts.stored_bytes - HALF_PRECISION * (embedding + facts.other_parameters))
-
-
-def _stored(engine: RooflineEngine, parameters: tuple[int, int]) -> int:
-    quantized, kept = parameters
-    return stored_bytes(quantized, mixture(engine.facts, engine.recipe)) + stored_bytes(kept, (Share("none", 1.0),))
+    facts, recipe = engine.facts, engine.recipe
+    if stored := stored_as_it_is(facts, recipe):
+        unread = stored.other_parameters + (0 if stored.tied_embeddings else stored.embedding_parameters)
+        read = max(0, stored.stored_bytes - HALF_PRECISION * unread)
+        return int(read * stored.active_parameters / stored.parameters)
+    shares = mixture(facts, recipe)
+    matrices = (layer_parameters(facts, recipe.exclude, active=True), head_parameters(facts, recipe))
+    return sum(
+        stored_bytes(quantized, shares) + stored_bytes(kept, (Share("none", 1.0),)) for quantized, kept in matrices
+    )
 
 
 def _multiplying_seconds(engine: RooflineEngine, *, head: bool) -> float:
     """One token through all layers, and the head if it is wanted, with all ranks at work."""
-    if stored_as_it_is(engine.facts, engine.recipe):
-        return _multiplying_stored(engine, head=head)
-    matrices = [layer_parameters(engine.facts, engine.recipe.exclude, active=True)]
+    facts, gpu, ranks = engine.facts, engine.gpu, engine.parallelism.world_size
+    if stored_as_it_is(facts, engine.recipe):  # at the GPU's fastest: which cores engines use is theirs
+        outside = facts.embedding_parameters + facts.head_parameters + facts.other_parameters
+        multiplied = facts.active_parameters - outside
+        if head:
+            multiplied += facts.head_parameters or facts.embedding_parameters
+        fastest = max(_peak(gpu, weights) for weights in ("none", "fp8", "int8_smoothquant", "nvfp4"))
+        return 2 * multiplied / fastest / ranks
+    matrices = [layer_parameters(facts, engine.recipe.exclude, active=True)]
     if head:
-        matrices.append(head_parameters(engine.facts, engine.recipe))
-    shares = mixture(engine.facts, engine.recipe)
+        matrices.append(head_parameters(facts, engine.recipe))
+    shares = mixture(facts, engine.recipe)
     seconds = 0.0
     for quantized, kept in matrices:
-        seconds += 2 * kept / _peak(engine.gpu, "none")
-        seconds += sum(2 * ceil(quantized * share.fraction) / _peak(engine.gpu, share.weights) for share in shares)
-    return seconds / engine.parallelism.world_size
-
-
-def _multiplying_stored(engine: RooflineEngine, *, head: bool) -> float:
-    """The same of a checkpoint that is quantized already, at the GPU's fastest: which cores engines use is theirs."""
-    facts, gpu = engine.facts, engine.gpu
-    outside = facts.embedding_parameters + facts.head_parameters + facts.other_parameters
-    multiplied = facts.active_parameters - outside
-    if head:
-        multiplied += facts.head_parameters or facts.embedding_parameters
-    fastest = max(_peak(gpu, weights) for weights in ("none", "fp8", "int8_smoothquant", "nvfp4"))
-    return 2 * multiplied / fastest / engine.parallelism.world_size
+        seconds += 2 * kept / _peak(gpu, "none")
+        seconds += sum(2 * ceil(quantized * share.fraction) / _peak(gpu, share.weights) for share in shares)
+    return seconds / ranks
 
 
 def _peak(gpu: Gpu, weights: WeightFormat) -> float:

@@ -19,11 +19,11 @@ Everything else takes seconds, or as long as a person does, and is not predicted
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Literal
 
-from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.errors import ConfigError, located
 from llm_pipeline.base.quantities import duration
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.catalog.tables import find_gpu
@@ -34,12 +34,11 @@ from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.loadtest.duration import session_seconds
 from llm_pipeline.model_facts.facts import ModelFacts
-from llm_pipeline.planning.history import History, Step
-from llm_pipeline.planning.ladder import climbing_order
-from llm_pipeline.planning.memory import weight_bytes
+from llm_pipeline.planning.memory import climbing_order, weight_bytes
+from llm_pipeline.planning.sources import History, Step
 from llm_pipeline.planning.speed import REACHED, Tokens, engine_of, most_tokens_per_second
 from llm_pipeline.release.candidate import candidates, target_of
-from llm_pipeline.release.flow import step_named, steps_of
+from llm_pipeline.release.flow import steps_of
 from llm_pipeline.release.measured_cost import busy_gpus
 from llm_pipeline.release.step import Work
 from llm_pipeline.release.tasks import canary_subject, well_gone_steps
@@ -104,11 +103,8 @@ def check_prices(loaded: LoadedRelease) -> None:
         ConfigError: A name is not in the GPU catalog.
     """
     for name in loaded.deployment.gpu_hour_prices.keys() - {"cpu"}:
-        try:
+        with located("gpu_hour_prices", f"deployment {loaded.deployment.name}"):
             find_gpu(name)
-        except ConfigError as error:
-            where = f"deployment {loaded.deployment.name}"
-            raise ConfigError(f"gpu_hour_prices: {error.message}", where=where, hint=error.hint) from error
 
 
 def check_objective(loaded: LoadedRelease) -> None:
@@ -147,42 +143,15 @@ def check_budget(loaded: LoadedRelease, costs: Mapping[Step, StepCost]) -> None:
         )
 
 
-def step_costs(
-    loaded: LoadedRelease, steps: Sequence[Step], history: History, predicted: Mapping[Step, float]
-) -> dict[Step, StepCost]:
-    """What each step takes when it is computed.
+def step_cost(loaded: LoadedRelease, step: Step, history: History, predicted: float | None) -> StepCost:
+    """What a step takes when it is computed.
 
     Args:
         loaded: The release config.
-        steps: All steps.
+        step: The step.
         history: Earlier releases of the config.
-        predicted: Seconds by the models.
+        predicted: Seconds by the models; None where they say nothing.
     """
-    return {step: _cost(loaded, step, history, predicted.get(step)) for step in steps}
-
-
-def total_cost(loaded: LoadedRelease, costs: Mapping[Step, StepCost]) -> TotalCost:
-    """The sum over all steps."""
-    hours: dict[str, float] = {}
-    for cost in costs.values():
-        if cost.gpu_hours and cost.accelerator:
-            hours[cost.accelerator] = hours.get(cost.accelerator, 0.0) + cost.gpu_hours
-    prices = loaded.deployment.gpu_hour_prices
-    priced = all(name in prices for name in hours)
-    return TotalCost(
-        seconds=sum(cost.seconds or 0.0 for cost in costs.values()),
-        gpu_hours=hours,
-        price=sum(hours[name] * prices[name] for name in hours) if priced and prices else None,
-        currency=loaded.deployment.currency,
-        not_known=tuple(
-            " ".join(filter(None, step))
-            for step, cost in costs.items()
-            if cost.seconds is None and not _waits_for_person(step[0])
-        ),
-    )
-
-
-def _cost(loaded: LoadedRelease, step: Step, history: History, predicted: float | None) -> StepCost:
     measured = history.seconds(step)
     seconds = median(measured) if measured else predicted
     accelerator, gpus = busy_gpus(loaded.release, loaded.deployment, *step)
@@ -199,10 +168,22 @@ def _cost(loaded: LoadedRelease, step: Step, history: History, predicted: float 
     )
 
 
-def _waits_for_person(name: str) -> bool:
-    """Whether how long a step takes is a person's business."""
-    step = step_named(name)
-    return step is not None and step.work is Work.PERSON
+def total_cost(loaded: LoadedRelease, costs: Mapping[Step, StepCost]) -> TotalCost:
+    """The sum over all steps."""
+    hours: dict[str, float] = {}
+    for cost in costs.values():
+        if cost.gpu_hours and cost.accelerator:
+            hours[cost.accelerator] = hours.get(cost.accelerator, 0.0) + cost.gpu_hours
+    prices = loaded.deployment.gpu_hour_prices
+    priced = all(name in prices for name in hours)
+    unknown = [step for step, cost in costs.items() if cost.seconds is None]
+    return TotalCost(
+        seconds=sum(cost.seconds or 0.0 for cost in costs.values()),
+        gpu_hours=hours,
+        price=sum(hours[name] * prices[name] for name in hours) if priced and prices else None,
+        currency=loaded.deployment.currency,
+        not_known=tuple(" ".join(step).strip() for step in unknown if step[0] not in steps_of(Work.PERSON)),
+    )
 
 
 class PlannedStage(Frozen):
@@ -218,7 +199,7 @@ class PlannedStage(Frozen):
     cost: StepCost = StepCost()
 
 
-def planned_steps(release: ResolvedRelease, facts: ModelFacts | None = None) -> Iterator[tuple[str, str]]:
+def planned_steps(release: ResolvedRelease, facts: ModelFacts | None = None) -> Iterator[Step]:
     """Name and subject of every step of a release that goes well, in the order in which one machine runs them."""
     for step, subject in well_gone_steps(release, climbing_order(release, facts)):
         yield step.stage_name, subject
@@ -239,70 +220,48 @@ def predicted_seconds(
     Raises:
         ConfigError: An accelerator is not in the GPU catalog.
     """
-    found = dict(_whatever_the_model(loaded))
-    if facts is not None:
-        found |= dict(_by_size(loaded, facts, tasks, ladders))
+    release, found = loaded.release, dict[Step, float]()
+
+    def take(work: Work, subjects: Iterable[str], seconds: float | None) -> None:
+        if seconds is not None:
+            found.update({(name, subject): seconds for name in steps_of(work) for subject in subjects})
+
     if gpus is not None:
-        found |= dict(_on_gpus(gpus))
+        scoring = None if gpus.scoring_minutes is None else 60 * gpus.scoring_minutes
+        take(Work.SCORING, [""], scoring)
+        for recipe in gpus.recipes:
+            take(Work.QUANTIZATION, [recipe.recipe], None if recipe.minutes is None else 60 * recipe.minutes)
+            take(Work.COMPARISON, [recipe.recipe], scoring)
+    canary, served = release.policy.canary, [task for task in tasks if task.name in release.evaluation.served_tasks]
+    tried = candidates(release, [recipe.name for recipe in release.recipes])
+    for target in release.targets:
+        subjects = [target.name]
+        if release.ladder.objective != "size":  # candidates, whose results the chosen one takes
+            subjects = [one for group in tried for one in group if target_of(one) == target.name]
+        start = engine_adapter(target.engine).start_seconds
+        take(Work.LOAD, subjects, session_seconds(release.workload, release.policy.load_test))
+        for step, percent in enumerate(canary.steps_percent):
+            bake = canary.minimum_bake_seconds + (0.0 if step else start or 0.0)
+            take(Work.BAKE, [canary_subject(target.name, percent)], bake)
+        if facts is None or target.accelerator == "cpu" or not ladders[target.name]:
+            continue
+        sizes = {name: weight_bytes(facts, release.recipe(name)) for name in ladders[target.name]}
+        largest = max(sizes, key=lambda name: sizes[name])
+        take(Work.BUILD, subjects, start or _BUILD_SECONDS_PER_GIGABYTE * sizes[largest] / 1e9)
+        take(Work.SERVER_START, [target.name, *subjects], start or None)
+        take(Work.SERVED_SCORING, subjects, _served_seconds(served, facts, target, release.recipe(largest)))
     return found
 
 
-def _worked_on(loaded: LoadedRelease, target: Target) -> tuple[str, ...]:
-    """Subjects of what is computed for a target: its candidates, whose results the chosen one takes, or itself."""
-    release = loaded.release
-    if release.ladder.objective == "size":
-        return (target.name,)
-    tried = candidates(release, [recipe.name for recipe in release.recipes])
-    return tuple(one for group in tried for one in group if target_of(one) == target.name)
-
-
-def _whatever_the_model(loaded: LoadedRelease) -> Iterator[tuple[Step, float]]:
-    workload, canary = loaded.release.workload, loaded.release.policy.canary
-    for target in loaded.release.targets:
-        session = session_seconds(workload, loaded.release.policy.load_test)
-        yield from (((name, one), session) for name in steps_of(Work.LOAD) for one in _worked_on(loaded, target))
-        start = engine_adapter(target.engine).start_seconds or 0.0
-        for step, percent in enumerate(canary.steps_percent):
-            bake = canary.minimum_bake_seconds + (0.0 if step else start)
-            yield from (((name, canary_subject(target.name, percent)), bake) for name in steps_of(Work.BAKE))
-
-
-def _by_size(
-    loaded: LoadedRelease, facts: ModelFacts, tasks: tuple[TaskItems, ...], ladders: dict[str, tuple[str, ...]]
-) -> Iterator[tuple[Step, float]]:
-    served = [task for task in tasks if task.name in loaded.release.evaluation.served_tasks]
-    for target in loaded.release.targets:
-        if target.accelerator == "cpu" or not ladders[target.name]:
-            continue
-        recipes = [loaded.release.recipe(name) for name in ladders[target.name]]
-        largest = max(recipes, key=lambda recipe: weight_bytes(facts, recipe))
-        start = engine_adapter(target.engine).start_seconds
-        build = start or _BUILD_SECONDS_PER_GIGABYTE * weight_bytes(facts, largest) / 1e9
-        subjects = _worked_on(loaded, target)
-        yield from (((name, one), build) for name in steps_of(Work.BUILD) for one in subjects)
-        if start:
-            yield from (
-                ((name, one), start) for name in steps_of(Work.SERVER_START) for one in (target.name, *subjects)
-            )
-        seconds = [_served_seconds(task, facts, target, largest) for task in served]
-        known = [value for value in seconds if value is not None]
-        if len(known) == len(seconds):
-            yield from (((name, one), sum(known)) for name in steps_of(Work.SERVED_SCORING) for one in subjects)
-
-
-def _served_seconds(task: TaskItems, facts: ModelFacts, target: Target, recipe: QuantizationRecipe) -> float | None:
-    if task.items is None or not task.prompt_tokens or not task.output_tokens:
-        return None
-    tokens = Tokens(task.prompt_tokens, task.output_tokens)
-    bound = most_tokens_per_second(engine_of(facts, target, recipe), target.limits.maximum_sequences, tokens)
-    return task.items * task.output_tokens / (REACHED * bound)
-
-
-def _on_gpus(gpus: GpuCost) -> Iterator[tuple[Step, float]]:
-    if gpus.scoring_minutes is not None:
-        yield from (((name, ""), 60 * gpus.scoring_minutes) for name in steps_of(Work.SCORING))
-    for recipe in gpus.recipes:
-        if recipe.minutes is not None:
-            yield from (((name, recipe.recipe), 60 * recipe.minutes) for name in steps_of(Work.QUANTIZATION))
-        if gpus.scoring_minutes is not None:
-            yield from (((name, recipe.recipe), 60 * gpus.scoring_minutes) for name in steps_of(Work.COMPARISON))
+def _served_seconds(
+    tasks: Sequence[TaskItems], facts: ModelFacts, target: Target, recipe: QuantizationRecipe
+) -> float | None:
+    """Answering all items of the tasks; None where too little is known of one."""
+    seconds, engine = 0.0, engine_of(facts, target, recipe)
+    for task in tasks:
+        if task.items is None or not task.prompt_tokens or not task.output_tokens:
+            return None
+        tokens = Tokens(task.prompt_tokens, task.output_tokens)
+        bound = most_tokens_per_second(engine, target.limits.maximum_sequences, tokens)
+        seconds += task.items * task.output_tokens / (REACHED * bound)
+    return seconds

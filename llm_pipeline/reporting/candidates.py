@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llm_pipeline.planning.ladder import climbing_order
-from llm_pipeline.planning.memory import MemoryFit
+from llm_pipeline.planning.memory import MemoryFit, climbing_order
 from llm_pipeline.planning.speed import REACHED, Tokens, engine_of, most_tokens_per_second
 from llm_pipeline.planning.target_plan import TargetPlan
 from llm_pipeline.release.candidate import Candidate, candidates

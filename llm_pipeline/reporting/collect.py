@@ -24,7 +24,7 @@ from llm_pipeline.canary.timeline import read_summary as read_step_summary
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.loadtest.outcome import LoadTestOutcome, deciding_windows, read_outcome
 from llm_pipeline.loadtest.records import Records, join, read_records
-from llm_pipeline.planning.ladder import climbing_order
+from llm_pipeline.planning.memory import climbing_order
 from llm_pipeline.planning.stage_cost import PlannedStage, TotalCost
 from llm_pipeline.planning.target_plan import TargetPlan
 from llm_pipeline.release.candidate import is_trial

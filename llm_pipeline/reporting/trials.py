@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from llm_pipeline.accuracy.evaluation import EvaluationSummary
 from llm_pipeline.base.records import ArtifactRef, Metric
-from llm_pipeline.planning.ladder import climbing_order
+from llm_pipeline.planning.memory import climbing_order
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.record import ReleaseRecord
 from llm_pipeline.reporting.failures import failure_in_words

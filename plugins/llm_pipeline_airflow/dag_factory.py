@@ -23,7 +23,7 @@ from airflow.sdk import DAG, BaseOperator, TaskGroup, TriggerRule, task_group
 from airflow.sdk.definitions.param import ParamsDict
 
 from llm_pipeline.config.release import ReleaseConfig
-from llm_pipeline.planning.ladder import climbing_order
+from llm_pipeline.planning.memory import climbing_order
 from llm_pipeline.release.loading import LoadedRelease, load_release
 from llm_pipeline.release.step import Effect, Ending, Group, Kind, Scope, Start
 from llm_pipeline.release.tasks import Lane, Task, release_tasks

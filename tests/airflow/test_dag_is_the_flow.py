@@ -6,7 +6,7 @@ import pytest
 from airflow.sdk import TriggerRule
 from llm_pipeline_airflow.dag_factory import release_dag
 
-from llm_pipeline.planning.ladder import climbing_order
+from llm_pipeline.planning.memory import climbing_order
 from llm_pipeline.release.loading import load_release
 from llm_pipeline.release.step import Effect, Start
 from llm_pipeline.release.tasks import release_tasks

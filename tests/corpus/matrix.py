@@ -30,8 +30,8 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.catalog.modelopt_recipes import formats_of
 from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.quantization import NEEDS_CUDA, QuantizationRecipe
-from llm_pipeline.planning.model_source import look_at_model
 from llm_pipeline.planning.release_checks import check_model, check_recipes
+from llm_pipeline.planning.sources import look_at_model
 from llm_pipeline.planning.target_plan import plan_target
 from llm_pipeline.release.loading import LoadedRelease, load_release
 from llm_pipeline.serving.client import Generation, GenerationClient, GenerationRequest

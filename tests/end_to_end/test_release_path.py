@@ -19,7 +19,7 @@ from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.demo.local_airflow import read_access
 from llm_pipeline.demo.services import CHAT, TINY, ask, read_traffic, stop_traffic
 from llm_pipeline.loadtest.outcome import TokenCost
-from llm_pipeline.planning.ladder import climbing_order
+from llm_pipeline.planning.memory import climbing_order
 from llm_pipeline.release.record import report_name
 from llm_pipeline.store.place_state import PlaceState, read_place
 

@@ -15,8 +15,9 @@ from llm_pipeline.model_facts.grouping import HeldTensor
 from llm_pipeline.model_facts.layout import caches
 from llm_pipeline.model_facts.reader import ModelDocuments, read_facts, stated_context, with_defaults
 from llm_pipeline.model_facts.words import ConfigWords
-from llm_pipeline.planning import host, model_source
+from llm_pipeline.planning import host
 from llm_pipeline.planning.release_checks import unread_format
+from llm_pipeline.planning.sources import require_loader
 from llm_pipeline.release.loading import load_release
 
 FOREIGN = json.loads((Path(__file__).parent / "foreign_models.json").read_text())
@@ -76,10 +77,10 @@ def test_a_model_that_transformers_does_not_know_is_refused_before_its_weights_a
     loaded = load_release(Path(__file__).parents[2] / "configs" / "releases" / "demo.yaml")
     known = host.causal_models(loaded.deployment)
     assert known == host.CausalModels("5.5.4", frozenset({"llama", "gemma3"}))
-    model_source._require_loader(loaded, ModelDocuments({"model_type": "gemma3"}))
+    require_loader(loaded, ModelDocuments({"model_type": "gemma3"}))
     for stranger in ("t5", "deepseek_v32"):
         with pytest.raises(Unsupported, match=f"no causal language model for model_type '{stranger}'"):
-            model_source._require_loader(loaded, ModelDocuments({"model_type": stranger}))
+            require_loader(loaded, ModelDocuments({"model_type": stranger}))
     table.write_text("CAUSAL = load_table()\n")
     assert host.causal_models(loaded.deployment) is None  # a table of another form proves nothing
 

@@ -17,8 +17,8 @@ import pytest
 from tiny_tokenizer import TOKENIZER
 
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
-from llm_pipeline.planning.history import History
 from llm_pipeline.planning.plan import Plan, plan_release
+from llm_pipeline.planning.sources import History
 from llm_pipeline.planning.stage_cost import planned_steps
 from llm_pipeline.release import execute
 from llm_pipeline.release.contract import Produced, StageContext, StageOutput, StageResult, Timings
@@ -212,7 +212,7 @@ def test_a_canary_that_was_rolled_back_tells_no_time(verdict: Verdict | None, co
 
 def test_a_store_that_hangs_is_not_waited_for(releases: Releases, monkeypatch: pytest.MonkeyPatch):
     released = threading.Event()
-    monkeypatch.setattr("llm_pipeline.planning.history.open_store", lambda _store: released.wait(60))
+    monkeypatch.setattr("llm_pipeline.planning.sources.open_store", lambda _store: released.wait(60))
     plan = plan_release(releases.config, store_seconds=0.05)
     released.set()
     assert any("no answer within 0.05 s" in line for line in plan.warnings)

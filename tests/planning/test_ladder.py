@@ -4,7 +4,7 @@ from pathlib import Path
 
 from llm_pipeline.config.quantization import CALIBRATED, QuantizationRecipe
 from llm_pipeline.config.release import ResolvedRelease
-from llm_pipeline.planning.ladder import climbing_order
+from llm_pipeline.planning.memory import climbing_order
 from llm_pipeline.release.loading import load_release
 
 CONFIGS = Path(__file__).parents[2] / "configs"

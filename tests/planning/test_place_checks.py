@@ -55,7 +55,7 @@ def test_the_demos_config_copied_for_a_second_model_is_refused_once_the_demo_ser
 
 def test_a_store_that_is_slow_with_its_releases_hides_no_holder(second: Path, store, monkeypatch) -> None:
     promote(store, DEMO)
-    monkeypatch.setattr("llm_pipeline.planning.history.newest_of_config", lambda *_: time.sleep(30))
+    monkeypatch.setattr("llm_pipeline.planning.sources.newest_of_config", lambda *_: time.sleep(30))
     with pytest.raises(ConfigError, match=f"place cpu belongs to {DEMO}"):
         plan_release(second, store_seconds=5)
 
