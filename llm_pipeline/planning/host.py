@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from llm_pipeline.base import detached
 from llm_pipeline.base.adapters import adapter
 from llm_pipeline.base.directory_listing import list_directory
-from llm_pipeline.base.errors import ConfigError, PipelineError
+from llm_pipeline.base.errors import ConfigError, PipelineError, refuse
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.slots import slot_servers, slot_state
 from llm_pipeline.config.deployment import Deployment
@@ -105,8 +105,7 @@ def require_routers(loaded: LoadedRelease) -> None:
     Raises:
         ConfigError: A router of its places cannot be started here.
     """
-    if missing := missing_routers(loaded.deployment, loaded.places.values()):
-        raise ConfigError("\n".join(missing), where=f"deployment {loaded.deployment.name}")
+    refuse(missing_routers(loaded.deployment, loaded.places.values()), where=f"deployment {loaded.deployment.name}")
 
 
 class CausalModels(NamedTuple):
@@ -185,27 +184,16 @@ def busy_ports(deployment: Deployment, places: tuple[str, ...]) -> tuple[str, ..
         }
         ports["router"] = place.router.ports_here()
         for server, numbers in ports.items():
-            if not _runs_here(Path(deployment.state_root) / name / server):
-                found += [f"places.{name}.{server}: {problem}" for problem in map(_port_problem, numbers) if problem]
+            records = list_directory(Path(deployment.state_root) / name / server)
+            started = [detached.parsed(one.read_bytes()) for one in records if one.suffix == ".json"]
+            if any(process is not None and process.alive for process in started):
+                continue
+            for port in numbers:
+                try:
+                    require_free_port(port, role="this", what="")
+                except ConfigError as error:
+                    found.append(f"places.{name}.{server}: {error.message}")
     return tuple(found)
-
-
-def _runs_here(state: Path) -> bool:
-    """Whether a server that we started with this state directory still runs."""
-    return any(_is_alive(record) for record in list_directory(state) if record.suffix == ".json")
-
-
-def _is_alive(record: Path) -> bool:
-    process = detached.parsed(record.read_bytes())  # None for some other document of that server
-    return process is not None and process.alive
-
-
-def _port_problem(port: int) -> str:
-    try:
-        require_free_port(port, role="this", what="")
-    except ConfigError as error:
-        return error.message
-    return ""
 
 
 UNBLOCK = "move it away, or name other places in the deployment file"
@@ -224,20 +212,30 @@ def check_directories(loaded: LoadedRelease) -> None:
     """
     resolved = {name: Path(os.path.realpath(path)) for name, path in _directories(loaded.deployment).items()}
     configs = Path(os.path.realpath(loaded.configs_root))
+    problems: list[str] = []
     around = [f"{name} {path} holds the configs" for name, path in resolved.items() if configs.is_relative_to(path)]
-    if problems := (*_overlaps(resolved), *around):
-        raise ConfigError(
-            "\n".join(problems),
-            where=f"{loaded.path}: deployment {loaded.deployment.name}",
-            hint="give each of them a directory of its own, beside the others",
-        )
+    for (first, one), (second, other) in combinations(resolved.items(), 2):
+        if one == other:
+            problems.append(f"{first} and {second} are both {one}")
+        elif one.is_relative_to(other):
+            problems.append(f"{first} {one} lies in {second} {other}")
+        elif other.is_relative_to(one):
+            problems.append(f"{second} {other} lies in {first} {one}")
+    refuse(
+        [*problems, *around],
+        where=f"{loaded.path}: deployment {loaded.deployment.name}",
+        hint="give each of them a directory of its own, beside the others",
+    )
 
 
 def blocked_directories(deployment: Deployment) -> tuple[str, ...]:
     """The directories that cannot be made on this machine, and what is in their way."""
     found = []
     for name, path in _directories(deployment).items():
-        if obstacle := _obstacle(path):
+        nearest = next(one for one in (path, *path.parents) if os.path.lexists(one))
+        if not nearest.is_dir():  # who may make it is not asked
+            dangling = nearest.is_symlink() and not nearest.exists()
+            obstacle = f"the link {nearest} leads nowhere" if dangling else f"{nearest} is a file"
             found.append(f"{name} {path} cannot be a directory: {obstacle}")
     return tuple(found)
 
@@ -249,9 +247,8 @@ def require_directories(loaded: LoadedRelease) -> None:
         ConfigError: They clash, or cannot be made.
     """
     check_directories(loaded)
-    if problems := blocked_directories(loaded.deployment):
-        where = f"{loaded.path}: deployment {loaded.deployment.name}"
-        raise ConfigError("\n".join(problems), where=where, hint=UNBLOCK)
+    where = f"{loaded.path}: deployment {loaded.deployment.name}"
+    refuse(blocked_directories(loaded.deployment), where=where, hint=UNBLOCK)
 
 
 def refuse_foreign_servers(store: ArtifactStore, deployment: Deployment, place: str) -> None:
@@ -267,7 +264,9 @@ def refuse_foreign_servers(store: ArtifactStore, deployment: Deployment, place: 
         if server is None or not server.digest:
             continue
         repository = ArtifactRef(kind="model_repository", digest=server.digest)
-        if not store.exists(repository) and repository not in _pointed_at(store):
+        # Production and the version before may serve on, though somebody removed what they were started from.
+        pointed_at = {reference.pointer.repository for reference in all_pointers(store)}
+        if not store.exists(repository) and repository not in pointed_at:
             raise ForeignServer(
                 f"slot {slot} of place {place} serves {repository}, which is not in {store.uri}: another deployment, "
                 "or this one with another store, runs it",
@@ -279,28 +278,3 @@ def refuse_foreign_servers(store: ArtifactStore, deployment: Deployment, place: 
 def _directories(deployment: Deployment) -> Mapping[str, Path]:
     named = {"work_root": Path(deployment.work_root), "state_root": Path(deployment.state_root)}
     return named if deployment.store.directory is None else {"store": deployment.store.directory, **named}
-
-
-def _overlaps(named: Mapping[str, Path]) -> Iterator[str]:
-    for (first, one), (second, other) in combinations(named.items(), 2):
-        if one == other:
-            yield f"{first} and {second} are both {one}"
-        elif one.is_relative_to(other):
-            yield f"{first} {one} lies in {second} {other}"
-        elif other.is_relative_to(one):
-            yield f"{second} {other} lies in {first} {one}"
-
-
-def _obstacle(path: Path) -> str:
-    """What is in a directory's way; empty where it is there or can be made. Who may make it is not asked."""
-    nearest = next(one for one in (path, *path.parents) if os.path.lexists(one))
-    if nearest.is_dir():
-        return ""
-    if nearest.is_symlink() and not nearest.exists():
-        return f"the link {nearest} leads nowhere"
-    return f"{nearest} is a file"
-
-
-def _pointed_at(store: ArtifactStore) -> set[ArtifactRef]:
-    """Production's and the version before may serve on, though somebody removed what they were started from."""
-    return {reference.pointer.repository for reference in all_pointers(store)}

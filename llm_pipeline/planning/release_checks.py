@@ -11,7 +11,7 @@ from math import ceil
 from pathlib import Path
 
 from llm_pipeline.artifacts.model_rules import DEFAULT_TEMPLATE
-from llm_pipeline.base.errors import ConfigError, Unsupported
+from llm_pipeline.base.errors import ConfigError, Unsupported, refuse
 from llm_pipeline.catalog.modelopt_recipes import formats_of, known_modelopt_recipe
 from llm_pipeline.catalog.tables import modelopt_algorithms
 from llm_pipeline.config.deployment import TargetPlace
@@ -81,26 +81,20 @@ def _check_search(loaded: LoadedRelease, recipe: QuantizationRecipe, facts: Mode
         )
 
 
-def recipe_warnings(loaded: LoadedRelease) -> tuple[str, ...]:
+def recipe_warnings(loaded: LoadedRelease) -> Iterator[str]:
     """What works, though perhaps not as meant."""
-    return (*_cuda_warnings(loaded), *(line for recipe in loaded.release.recipes for line in _of(recipe, loaded)))
-
-
-def _cuda_warnings(loaded: LoadedRelease) -> Iterator[str]:
     cuda = [recipe.name for recipe in loaded.release.recipes if asked_by(recipe).needs_cuda]
     if cuda and not loaded.deployment.quantization_host and not host.has_nvidia_gpu():
         yield (
             f"{', '.join(cuda)}: quantization needs a CUDA device in the model environment; this machine has none, and "
             f"deployment {loaded.deployment.name} names no quantization_host"
         )
-
-
-def _of(recipe: QuantizationRecipe, loaded: LoadedRelease) -> Iterator[str]:
     compiles = any(engine_adapter(target.engine).compiles_export for target in loaded.release.targets)
-    if recipe.tensorrt_llm_checkpoint and not compiles:
-        yield f"{recipe.name}: tensorrt_llm_checkpoint is read by engine tensorrt_llm_engine, which no target has"
-    if recipe.modelopt_recipe and (made_for := known_modelopt_recipe(recipe.modelopt_recipe).made_for):
-        yield f"{recipe.name}: modelopt wrote {recipe.modelopt_recipe} for {made_for}, not for every model"
+    for recipe in loaded.release.recipes:
+        if recipe.tensorrt_llm_checkpoint and not compiles:
+            yield f"{recipe.name}: tensorrt_llm_checkpoint is read by engine tensorrt_llm_engine, which no target has"
+        if recipe.modelopt_recipe and (made_for := known_modelopt_recipe(recipe.modelopt_recipe).made_for):
+            yield f"{recipe.name}: modelopt wrote {recipe.modelopt_recipe} for {made_for}, not for every model"
 
 
 _EXPERTS = "*experts*"
@@ -144,8 +138,7 @@ def check_model(loaded: LoadedRelease, facts: ModelFacts) -> None:
         for recipe in loaded.release.recipes
         for problem in (*recipe_problems(recipe, facts), *scorer_problems(scorer_of(loaded), recipe, facts))
     ]
-    if problems:
-        raise Unsupported("\n".join(problems), hint="remove or change them; nothing was started")
+    refuse(problems, hint="remove or change them; nothing was started", kind=Unsupported)
     asked = loaded.release.evaluation.maximum_length
     if asked > facts.context_length:
         raise ConfigError(
@@ -280,13 +273,6 @@ def check_data_files(loaded: LoadedRelease) -> None:
         ConfigError: A line that would be read is not of its format, there are too few, or the workload's settings
             contradict one another.
     """
-    _check_traffic(loaded)
-    for recipe in loaded.release.recipes:
-        if recipe.calibration:
-            _check_calibration(loaded, recipe.name, recipe.calibration)
-
-
-def _check_traffic(loaded: LoadedRelease) -> None:
     workload = loaded.release.workload
     check_workload(workload, loaded.configs_root)
     most = longest_request(workload) or 0
@@ -298,6 +284,9 @@ def _check_traffic(loaded: LoadedRelease) -> None:
                 where=str(loaded.path),
                 hint="lower the maximum of prompt_tokens or output_tokens, or raise maximum_tokens_per_request",
             )
+    for recipe in loaded.release.recipes:
+        if recipe.calibration:
+            _check_calibration(loaded, recipe.name, recipe.calibration)
 
 
 def _check_calibration(loaded: LoadedRelease, recipe: str, calibration: Calibration) -> None:
@@ -310,9 +299,8 @@ def _check_calibration(loaded: LoadedRelease, recipe: str, calibration: Calibrat
     try:
         choose_samples(samples, calibration)
     except ConfigError as error:
-        raise ConfigError(
-            f"recipe {recipe}: {error.message}", where=str(loaded.data_file(error.where)), hint=error.hint
-        ) from error
+        where = str(loaded.data_file(error.where))
+        raise ConfigError(f"recipe {recipe}: {error.message}", where=where, hint=error.hint) from error
 
 
 def check_routers(loaded: LoadedRelease) -> None:
@@ -332,12 +320,11 @@ def check_routers(loaded: LoadedRelease) -> None:
             *problems_of(places[place], policy.canary),
         )
     ]
-    if problems:
-        raise ConfigError(
-            "\n".join(problems),
-            where=f"{loaded.path}: deployment {loaded.deployment.name}",
-            hint="change the policy, the target, or staging, router and metrics of its place",
-        )
+    refuse(
+        problems,
+        where=f"{loaded.path}: deployment {loaded.deployment.name}",
+        hint="change the policy, the target, or staging, router and metrics of its place",
+    )
 
 
 def router_warnings(loaded: LoadedRelease) -> Iterator[str]:
@@ -418,12 +405,11 @@ def check_adapters(loaded: LoadedRelease) -> None:
     Raises:
         ConfigError: Naming every one.
     """
-    if problems := [f"{name}: {problem}" for name, problems, _ in _asked(loaded) for problem in problems]:
-        raise ConfigError(
-            "\n".join(problems),
-            where=f"{loaded.path}: deployment {loaded.deployment.name}",
-            hint="correct them in the deployment file",
-        )
+    refuse(
+        [f"{name}: {problem}" for name, problems, _ in _asked(loaded) for problem in problems],
+        where=f"{loaded.path}: deployment {loaded.deployment.name}",
+        hint="correct them in the deployment file",
+    )
 
 
 def adapter_warnings(loaded: LoadedRelease) -> Iterator[str]:

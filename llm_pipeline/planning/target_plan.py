@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.errors import located
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.catalog.tables import find_container, find_gpu
 from llm_pipeline.config.model import ConfigModel
@@ -26,19 +26,8 @@ from llm_pipeline.release.loading import LoadedRelease
 _PAIR = 2
 
 
-def interconnect_warnings(target: Target) -> tuple[str, ...]:
-    """One line, where a target's tensor parallel ranks would talk over PCIe in every layer."""
-    tensor, nvlink = target.parallelism.tensor, find_gpu(target.accelerator).nvlink
-    if nvlink is True or tensor == 1 or (nvlink == "bridge" and tensor <= _PAIR):
-        return ()
-    reason = f"{target.accelerator} has no NVLink"
-    if nvlink == "bridge":
-        reason = f"NVLink bridges join pairs of {target.accelerator} only"
-    return (f"tensor parallelism {tensor} goes over PCIe in every layer ({reason}): a pipeline sends far less",)
-
-
-def unread_warnings(target: Target) -> tuple[str, ...]:
-    """One line that names them; none where there are none."""
+def target_warnings(target: Target) -> Iterator[str]:
+    """What works on a GPU target without a problem, though perhaps not as meant."""
     engine = engine_adapter(target.engine)
     unread = [
         f"{section}.{name}"
@@ -46,7 +35,16 @@ def unread_warnings(target: Target) -> tuple[str, ...]:
         for name in _changed(getattr(target, section))
         if name not in read and f"{name.partition('.')[0]}.*" not in read
     ]
-    return (f"{engine.words or target.engine} does not read {', '.join(unread)}",) if unread else ()
+    if unread:
+        yield f"{engine.words or target.engine} does not read {', '.join(unread)}"
+    tensor, nvlink = target.parallelism.tensor, find_gpu(target.accelerator).nvlink
+    if nvlink is not True and tensor > 1 and not (nvlink == "bridge" and tensor <= _PAIR):
+        reason = f"{target.accelerator} has no NVLink"
+        if nvlink == "bridge":
+            reason = f"NVLink bridges join pairs of {target.accelerator} only"
+        yield f"tensor parallelism {tensor} goes over PCIe in every layer ({reason}): a pipeline sends far less"
+    if engine.warnings:
+        yield from engine.warnings(target)
 
 
 def _changed(options: ConfigModel) -> Iterator[str]:
@@ -58,12 +56,6 @@ def _changed(options: ConfigModel) -> Iterator[str]:
             yield from (f"{name}.{below}" for below in _changed(mine))
         elif mine != theirs:
             yield name
-
-
-def target_warnings(target: Target) -> tuple[str, ...]:
-    """What works on a GPU target without a problem, though perhaps not as meant."""
-    warnings = engine_adapter(target.engine).warnings
-    return (*unread_warnings(target), *interconnect_warnings(target), *(warnings(target) if warnings else ()))
 
 
 _CPU_RUNTIME_BYTES = 2**29
@@ -262,11 +254,8 @@ def plan_target(
     Raises:
         ConfigError: The accelerator is not in the GPU catalog.
     """
-    try:
+    with located("accelerator", str(loaded.file_of("targets", target.name))):
         gpu = None if target.accelerator == "cpu" else find_gpu(target.accelerator)
-    except ConfigError as error:
-        where = str(loaded.file_of("targets", target.name))
-        raise ConfigError(f"accelerator: {error.message}", where=where, hint=error.hint) from error
     recipes = tuple(_plan_recipe(loaded, target, recipe, facts, stated) for recipe in loaded.release.recipes)
     image, _, digest = (target.container or "").partition("@")
     known = find_container(image)
@@ -280,7 +269,7 @@ def plan_target(
         container=image or None,
         digest=digest or None,
         driver=known.driver if known else None,
-        warnings=target_warnings(target) if gpu and any(recipe.legal for recipe in recipes) else (),
+        warnings=tuple(target_warnings(target)) if gpu and any(recipe.legal for recipe in recipes) else (),
         recipes=recipes,
     )
 
@@ -305,21 +294,22 @@ def _plan_recipe(
         stored_format=stored_format,
         quantized_experts=bool(known and quantizes_experts(known, recipe)),
     )
-    plan = RecipePlan(recipe=recipe.name, weights=recipe.weights, stored_format=stored_format, legal=judged.legal)
-    if isinstance(judged, Refused):
-        return plan.model_copy(update={"reason": judged.reason, "nearest": judged.nearest})
-    plan = plan.model_copy(update={"warnings": judged.warnings})
-    if facts is None:
-        return plan
-    loads = judge_model(target, recipe, facts, host.installed_transformers(loaded.deployment))
-    if isinstance(loads, Refused):
-        return plan.model_copy(update={"legal": False, "reason": loads.reason, "nearest": loads.nearest})
-    memory, too_large = judge_memory(target, recipe, facts)
-    figures = {
-        "legal": too_large is None,
-        "reason": too_large.reason if too_large else "",
-        "nearest": too_large.nearest if too_large else "",
-        "warnings": (*plan.warnings, *loads.warnings),
-        "memory": memory,
-    }
-    return plan.model_copy(update=figures)
+    refused, memory = judged if isinstance(judged, Refused) else None, None
+    warnings = judged.warnings if isinstance(judged, Legal) else ()
+    if refused is None and facts is not None:
+        loads = judge_model(target, recipe, facts, host.installed_transformers(loaded.deployment))
+        if isinstance(loads, Refused):
+            refused = loads
+        else:
+            warnings += loads.warnings
+            memory, refused = judge_memory(target, recipe, facts)
+    return RecipePlan(
+        recipe=recipe.name,
+        weights=recipe.weights,
+        stored_format=stored_format,
+        legal=refused is None,
+        reason=refused.reason if refused else "",
+        nearest=refused.nearest if refused else "",
+        warnings=warnings,
+        memory=memory,
+    )

@@ -103,16 +103,16 @@ def test_weights_that_the_engine_compiler_refuses_on_a_gpu():
 
 def test_options_that_an_engine_does_not_read_are_one_line():
     llm_args = {"engine_args": {"stream_interval": 4}}
-    assert target_warnings(gpu_target(serving={"add_special_tokens": False}, runtime=llm_args)) == ()
-    assert target_warnings(gpu_target(build={"flags": {"workers": 1}, "time_limit_minutes": 5})) == (
+    assert tuple(target_warnings(gpu_target(serving={"add_special_tokens": False}, runtime=llm_args))) == ()
+    assert tuple(target_warnings(gpu_target(build={"flags": {"workers": 1}, "time_limit_minutes": 5}))) == (
         "the LLM API does not read build.flags",
     )
-    assert target_warnings(engine(runtime={**llm_args, "cuda_graphs": False, "scheduler": "max_utilization"})) == (
-        "a compiled engine does not read runtime.cuda_graphs, runtime.engine_args",
-    )
+    assert tuple(
+        target_warnings(engine(runtime={**llm_args, "cuda_graphs": False, "scheduler": "max_utilization"}))
+    ) == ("a compiled engine does not read runtime.cuda_graphs, runtime.engine_args",)
     kv_cache = {"free_memory_fraction": 0.85, "reuse_blocks": False}
-    assert target_warnings(gpu_target(engine="vllm", runtime={"kv_cache": kv_cache, "cuda_graphs": False})) == ()
-    assert target_warnings(gpu_target(engine="vllm", runtime={**llm_args, "scheduler": "max_utilization"})) == (
+    assert tuple(target_warnings(gpu_target(engine="vllm", runtime={"kv_cache": kv_cache, "cuda_graphs": False}))) == ()
+    assert tuple(target_warnings(gpu_target(engine="vllm", runtime={**llm_args, "scheduler": "max_utilization"}))) == (
         "vLLM does not read runtime.scheduler",
     )
 
@@ -144,7 +144,7 @@ def test_every_gpu_says_whether_it_has_nvlink():
      ("H100-SXM5-80GB", 8, False)],
 )  # fmt: skip
 def test_tensor_parallel_ranks_without_nvlink_between_them_are_told(accelerator: str, tensor: int, over_pcie: bool):
-    found = target_warnings(gpu_target(accelerator, **split(tensor)))
+    found = tuple(target_warnings(gpu_target(accelerator, **split(tensor))))
     assert any(f"tensor parallelism {tensor} goes over PCIe" in line for line in found) is over_pcie
 
 
