@@ -169,6 +169,7 @@ class CanaryRecord(Frozen):
         applied: What the router confirmed last.
         judgement: Of the latest look at the step in force, or the final one.
         epoch: Fencing epoch of the last writer.
+        written_at: When it was written last: a living controller writes at each look.
         traffic_confirmed: After a rollback: whether the router acknowledged it.
         attempt: Earlier runs of the release had a canary here, too; this one's number.
         events: What happened, oldest first, over all attempts.
@@ -203,6 +204,7 @@ class CanaryRecord(Frozen):
     analysis: AnalysisState | None = None
     judgement: Judgement | None = None
     epoch: int = 0
+    written_at: float = 0.0
     traffic_confirmed: bool | None = None
     attempt: int = 1
     events: tuple[CanaryEvent, ...] = ()
@@ -262,6 +264,7 @@ class CanaryJournal:
         Raises:
             Fenced: Somebody else wrote it since this journal last did.
         """
+        record = record.model_copy(update={"written_at": time.time()})
         try:
             self._revision = self.store.write_document(self._name, record.model_dump(mode="json"), self._revision)
         except Conflict as error:

@@ -36,7 +36,6 @@ from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
 from llm_pipeline.store.place_state import (
-    Heartbeat,
     PlaceState,
     Pointer,
     edit_place,
@@ -100,19 +99,15 @@ RECENT_SECONDS = 900.0
 """A guard whose last heartbeat is older than this counts as not running."""
 
 
-def record_heartbeat(store: ArtifactStore, target: str, heartbeat: Heartbeat) -> None:
-    """Record that the guard checks a target now."""
-
-    def beaten(state: PlaceState) -> PlaceState:
-        return state.model_copy(update={"guard": heartbeat})
-
-    edit_place(store, target, beaten)
+def record_heartbeat(store: ArtifactStore, target: str, at: float) -> None:
+    """Record that the guard checks a target, in seconds since 1970."""
+    edit_place(store, target, lambda state: state.model_copy(update={"guarded_at": at}))
 
 
 def last_heard(store: ArtifactStore, target: str) -> float | None:
     """How many seconds ago a guard checked the target, or its clock is ahead of ours; None if none ever did."""
-    heartbeat = read_place(store, target).guard
-    return None if heartbeat is None else abs(time.time() - heartbeat.at)
+    guarded_at = read_place(store, target).guarded_at
+    return None if guarded_at is None else abs(time.time() - guarded_at)
 
 
 def is_recent(heard_seconds: float | None) -> bool:

@@ -109,16 +109,11 @@ def decide(state: PlaceState, record: CanaryRecord | None, seen: Seen, now: date
     return actions
 
 
-@dataclass(frozen=True)
-class Done:
-    """An action, and why it could not be done."""
-
-    action: Action
-    error: PipelineError | None = None
-
-
-def keep(place: ServedPlace, now: datetime) -> list[Done]:
+def keep(place: ServedPlace, now: datetime) -> list[tuple[Action, PipelineError | None]]:
     """Do what a place needs; what fails keeps nothing else from being done.
+
+    Returns:
+        Each action, and why it could not be done.
 
     Without the place's lease (somebody acts there, or the store takes nothing) only production is started: beside
     whoever acts, under their token.
@@ -133,17 +128,17 @@ def keep(place: ServedPlace, now: datetime) -> list[Done]:
     try:
         with acting(place.store, place.target) as lease:
             token = token_of(lease, place)
-            done: list[Done] = []
+            done: list[tuple[Action, PipelineError | None]] = []
             for action in _wanted(place, now):
-                moved = all(one.error is None for one in done if isinstance(one.action, Send))
+                moved = all(error is None for one, error in done if isinstance(one, Send))
                 if moved or not isinstance(action, Stop):  # what may have users is not stopped
-                    done.append(_attempt(place, action, token))
+                    done.append((action, _attempt(place, action, token)))
             return done
     except Transient as error:
         log.info("nothing but production's server is looked after", reason=str(error))
         production = read_place(place.store, place.target).production
         starts = [action for action in wanted if isinstance(action, Start) and action.pointer == production]
-        return [_attempt(place, action, newest) for action in starts]
+        return [(action, _attempt(place, action, newest)) for action in starts]
 
 
 def send(
@@ -192,7 +187,7 @@ def _wanted(place: ServedPlace, now: datetime) -> list[Action]:
     return decide(state, record, seen_at(place, state), now)
 
 
-def _attempt(place: ServedPlace, action: Action, token: FencingToken) -> Done:
+def _attempt(place: ServedPlace, action: Action, token: FencingToken) -> PipelineError | None:
     slots, seconds = place.slots, place.patience.prove
     try:
         match action:
@@ -206,5 +201,5 @@ def _attempt(place: ServedPlace, action: Action, token: FencingToken) -> Done:
                 seconds = (record.policy if record else CanaryPolicy()).drain_seconds
                 retire(place, pointer.slot, pointer.repository, token=token, drain_seconds=seconds)
     except PipelineError as error:
-        return Done(action, error)
-    return Done(action)
+        return error
+    return None

@@ -130,33 +130,6 @@ class WayBack(Frozen):
     done: bool = False
 
 
-class Sighting(Frozen):
-    """The state in which the guard found a canary, and since when it has not changed.
-
-    Attributes:
-        found: Changes with everything that a living controller writes.
-        boot: The guard's host, and its boot.
-        since: Seconds since that boot.
-        since_wall: The same moment in seconds since 1970, for a guard that has moved to another host.
-    """
-
-    found: str
-    boot: str
-    since: float
-    since_wall: float
-
-
-class Heartbeat(Frozen):
-    """The guard's latest pass: when it began, in seconds since 1970, and what it found.
-
-    Attributes:
-        sighting: Of the canary that had not ended; None when there was none.
-    """
-
-    at: float
-    sighting: Sighting | None = None
-
-
 class PlaceState(Frozen):
     """One place.
 
@@ -176,7 +149,7 @@ class PlaceState(Frozen):
         pause: A person's latest one.
         approvals: What was asked or answered about steps, the latest last.
         way_back: The latest rollback.
-        guard: The guard's latest pass.
+        guarded_at: When the guard looked at it last, in seconds since 1970.
     """
 
     model_id: str = ""
@@ -193,7 +166,7 @@ class PlaceState(Frozen):
     pause: PauseRequest | None = None
     approvals: tuple[StepApproval, ...] = ()
     way_back: WayBack | None = None
-    guard: Heartbeat | None = None
+    guarded_at: float | None = None
 
     def admits(self, model_id: str) -> bool:
         """Whether releases of a model may be put there."""

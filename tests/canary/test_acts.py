@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -10,7 +11,6 @@ import pytest
 from test_one_way_back import Served
 
 from llm_pipeline.base.errors import PipelineError
-from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.canary.record import read_canary_record, take_over
 from llm_pipeline.operations import switching
 from llm_pipeline.operations.guard import Guard
@@ -27,7 +27,7 @@ Act = Callable[[Served], object]
 
 
 def guard(site: Served) -> None:
-    Guard(site.place).guard(HostTime.now())
+    Guard(site.place).guard(time.time())
 
 
 def stopped(site: Served) -> None:

@@ -16,7 +16,6 @@ from test_envoy import both_up, shift, split
 from llm_pipeline.adapters.envoy.process import find_router, stop_router, stopped_router
 from llm_pipeline.adapters.envoy.xds.messages import replace_json
 from llm_pipeline.base import detached
-from llm_pipeline.base.host_time import HostTime
 from llm_pipeline.canary.router import Patience, all_to, router_as_it_is
 from llm_pipeline.canary.slots import ServedPlace
 from llm_pipeline.operations.guard import Guard
@@ -74,10 +73,10 @@ def test_after_settlement_the_guard_starts_a_router_that_was_killed(site) -> Non
     end(site, signal.SIGKILL)
     router = router_as_it_is(site.place, site.slots, site.router_state)
     guarded = Guard(ServedPlace(site.store, "", "cpu", router, site.control, Patience()))
-    (action,) = guarded.guard(HostTime.now())
+    (action,) = guarded.guard(time.time())
     assert (action.what, action.detail) == ("started", "Envoy had ended and was restarted")
     assert answered_by(site) == "blue"
-    assert guarded.guard(HostTime.now()) == []
+    assert guarded.guard(time.time()) == []
 
 
 @pytest.mark.thorough
