@@ -19,7 +19,7 @@ from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.config.target import Target
 from llm_pipeline.operations.airflow_pools import airflow_pools
-from llm_pipeline.operations.doctor import Check, _runtimes, examine
+from llm_pipeline.operations.doctor import Check, examine
 from llm_pipeline.store import open_store
 from llm_pipeline.store.place_state import Pointer
 
@@ -213,9 +213,13 @@ def test_an_engine_that_is_a_package_is_looked_for_where_triton_runs_the_models_
     python.chmod(0o755)
     broken(deployment_file, environments={"control": sys.executable, "model": str(python)})
     cpu = Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu")
-    (found,) = _runtimes(load_yaml(deployment_file, Deployment), [cpu, *targets()])
-    assert (found.subject, found.state) == ("runtime of cpu", state)
-    assert says in found.detail
+    found = [
+        check
+        for check in examine(load_yaml(deployment_file, Deployment), [cpu, *targets()])
+        if check.subject.startswith("runtime of")
+    ]
+    assert [(check.subject, check.state) for check in found] == [("runtime of cpu", state)]
+    assert says in found[0].detail
 
 
 def test_the_command_of_an_engines_own_server_is_looked_for_beside_the_interpreter(
@@ -226,7 +230,7 @@ def test_the_command_of_an_engines_own_server_is_looked_for_beside_the_interpret
     cpu = Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="vllm", server="vllm")
     states = []
     for _ in range(2):
-        states += [check.state for check in _runtimes(deployment, [cpu]) if check.subject == "server of cpu"]
+        states += [check.state for check in examine(deployment, [cpu]) if check.subject == "server of cpu"]
         (tmp_path / "vllm").touch()
     assert states == ["warning", "ok"]
 

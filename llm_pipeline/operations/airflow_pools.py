@@ -33,11 +33,6 @@ class AirflowPool(Frozen):
     counts_deferred: bool
 
 
-def has_deferrable(deployment: Deployment) -> bool:
-    """Whether tasks of a deployment wait in the triggerer while their stage runs elsewhere."""
-    return any(environment.is_deferrable() for environment in deployment.environments.values())
-
-
 def slots_needed(deployment: Deployment, targets: Sequence[Target]) -> dict[str, int]:
     """The most slots that one task takes, by pool; one where no target of `targets` says more."""
     workers, host = deployment.workers, deployment.quantization_host
