@@ -22,7 +22,7 @@ from llm_pipeline.config.overrides import Overrides
 from llm_pipeline.notifications.event import Event, Origin, answered, asked, failed, judged
 from llm_pipeline.notifications.telling import keep_run, tell, tell_canary
 from llm_pipeline.operations.decisions import decide, put
-from llm_pipeline.operations.promotion import replace_holders
+from llm_pipeline.operations.upkeep import replace_holders
 from llm_pipeline.planning.host import require_directories, require_routers
 from llm_pipeline.planning.memory import climbing_order
 from llm_pipeline.questions import question_of, replaces_nothing

@@ -18,8 +18,7 @@ from llm_pipeline.cli import main
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.config.target import Target
-from llm_pipeline.operations.airflow_pools import airflow_pools
-from llm_pipeline.operations.doctor import Check, examine
+from llm_pipeline.operations.doctor import Check, airflow_pools, examine
 from llm_pipeline.store import open_store
 from llm_pipeline.store.place_state import Pointer
 

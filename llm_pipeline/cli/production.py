@@ -133,9 +133,8 @@ def _start(options: argparse.Namespace) -> int:
 
 
 def _start_staging(store: ArtifactStore, deployment: Deployment, place: str, reference: str) -> int:
-    from llm_pipeline.operations.last_words import curl_line_at
     from llm_pipeline.operations.staging import start_staging
-    from llm_pipeline.operations.status import deployment_status
+    from llm_pipeline.operations.status import curl_line_at, deployment_status
 
     result = start_staging(store, deployment, place, named_release(store, reference))
     judgement, endpoint = result.judgement, str(result.metrics["endpoint"])

@@ -93,7 +93,7 @@ def _overrides(options: argparse.Namespace) -> Overrides:
 
 def _run(options: argparse.Namespace) -> int:
     from llm_pipeline.local_run import Approve, LocalRun, ask_on_terminal
-    from llm_pipeline.operations.last_words import last_words
+    from llm_pipeline.operations.status import last_words
 
     def ask(answer: bool | None) -> Approve:
         return ask_on_terminal if answer is None else lambda _question: answer

@@ -6,9 +6,11 @@ on each host that stages or servers run on. A look says what it found, or raises
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
+import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,13 +24,12 @@ from llm_pipeline.artifacts.host_match import driver_warning, target_problems
 from llm_pipeline.base.adapters import Adapter, Group, adapter
 from llm_pipeline.base.errors import ConfigError, PipelineError, Unsupported
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.canary.openai_slots import openai_servers
+from llm_pipeline.canary.slots import openai_servers
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import engine_adapter, own_server_of
 from llm_pipeline.notifications.telling import check_channel
-from llm_pipeline.operations import airflow_pools as airflow
 from llm_pipeline.operations.served_place import is_recent, last_heard, last_pass
 from llm_pipeline.operations.status import Health, PlaceStatus, deployment_status
 from llm_pipeline.planning import host
@@ -47,6 +48,8 @@ _FIND_MODULES = (
 )
 _VERSION = "import sys; from importlib.metadata import version; print(version(sys.argv[1]))"
 _LITTLE_DISK = 20e9
+_UNLIMITED = -1
+_ANSWER_SECONDS = 120
 
 
 class Check(Frozen):
@@ -120,7 +123,7 @@ def examine(
         ("triton", partial(_triton, deployment)),
         *_secrets(deployment),
         *_ports(deployment),
-        *_airflow(deployment, targets),
+        *_pools(deployment, targets),
         *_production(deployment),
         *_gpus(deployment, targets, model_id),
     ]
@@ -289,29 +292,54 @@ def _ports(deployment: Deployment) -> Iterator[Look]:
             yield f"users' port of {name}", _told(detail, _Doubt, fix)
 
 
-def _airflow(deployment: Deployment, targets: Sequence[Target]) -> Iterator[Look]:
-    """What Airflow must have; it is asked for nothing that the deployment does not need."""
-    needed = airflow.slots_needed(deployment, targets)
+def _pools(deployment: Deployment, targets: Sequence[Target]) -> Iterator[Look]:
+    """What Airflow must have; it is asked for nothing that the deployment does not need.
+
+    A task of a pool that is not there, or that is smaller than what the task takes, never starts: Airflow 3.3 shows it
+    as `scheduled`, and says why in its scheduler's log only. A task that waits in the triggerer for its container or
+    pod keeps its slots only in a pool that counts deferred tasks; without a triggerer it waits on.
+    """
+    workers, quantizing = deployment.workers, deployment.quantization_host
+    taken = [(workers.quantization.pool, quantizing.count if quantizing else 1)]
+    taken += [(group.pool, 1) for group in workers.targets.values()]
+    taken += [(workers.targets[t.name].pool, t.accelerator_count) for t in targets if t.name in workers.targets]
+    needed: dict[str, int] = {}  # the most slots that one task takes
+    for pool, slots in taken:
+        if pool:
+            needed[pool] = max(slots, needed.get(pool, 1))
+    counted: dict[str, set[int]] = {}  # several where the deployment contradicts itself
+    for group in (workers.quantization, *workers.targets.values()):
+        if group.pool and group.gpus is not None:
+            counted.setdefault(group.pool, set()).add(group.gpus)
     deferred = any(environment.is_deferrable() for environment in deployment.environments.values())
     try:
-        there = airflow.airflow_pools() if needed else {}
-        asleep = airflow.triggerer_problem() if deferred else ""
+        there = airflow_pools() if needed else {}
+        asleep = triggerer_problem() if deferred else ""
     except ConfigError as error:
         yield "Airflow", _told(error.message, _Doubt, error.hint)
         return
-    counted = airflow.counted_gpus(deployment)
     for pool, slots in needed.items():
-        said, fix = counted.get(pool, set()), f'airflow pools set {pool} <GPUs> "<host>" --include-deferred'
-        if problem := airflow.pool_problem(pool, slots, there, deferred=deferred):
-            yield f"pool {pool}", _told(problem, ConfigError, fix)
-        elif said - {there[pool].slots}:
-            detail = f"{there[pool].slots} slots, and the deployment counts {' and '.join(map(str, sorted(said)))} GPUs"
-            yield f"pool {pool}", _told(detail, ConfigError, f"make `gpus` under `workers` and the pool agree: {fix}")
-        else:
-            yield f"pool {pool}", _told(f"{there[pool].slots} slots, a task takes {slots} at most")
+        fix, found, said = (
+            f'airflow pools set {pool} <GPUs> "<host>" --include-deferred',
+            there.get(pool),
+            counted.get(pool),
+        )
+        trouble = ""
+        if found is None:
+            trouble = "Airflow has no such pool: its tasks would never start"
+        elif found.slots != _UNLIMITED and found.slots < slots:
+            trouble = f"{found.slots} slots, and one task takes {slots}: it would never start"
+        elif deferred and not found.counts_deferred:
+            trouble = (
+                "it does not count deferred tasks: their GPUs would be given away while their containers or pods run"
+            )
+        elif said and said != {found.slots}:
+            trouble = f"{found.slots} slots, and the deployment counts {' and '.join(map(str, sorted(said)))} GPUs"
+            fix = f"make `gpus` under `workers` and the pool agree: {fix}"
+        detail = f"{found.slots} slots, a task takes {slots} at most" if found is not None else ""
+        yield f"pool {pool}", _told(trouble or detail, ConfigError if trouble else None, fix)
     if deferred:
-        trouble = ConfigError if asleep else None
-        yield "triggerer", _told(asleep or "it runs", trouble, "start one: airflow triggerer")
+        yield "triggerer", _told(asleep or "it runs", ConfigError if asleep else None, "start one: airflow triggerer")
 
 
 def _production(deployment: Deployment) -> Iterator[Look]:
@@ -396,3 +424,70 @@ def _target(target: Target, here: HostFacts) -> str:
     if warning := driver_warning(target, here):
         raise _Doubt(warning, hint="update the driver, or use an older container")
     return "this host fits"
+
+
+class AirflowPool(Frozen):
+    """A pool of Airflow's.
+
+    Attributes:
+        slots: How many it has; -1 for any number.
+        counts_deferred: Whether a deferred task keeps its slots.
+    """
+
+    slots: int
+    counts_deferred: bool
+
+
+def triggerer_problem() -> str:
+    """Why no task would be woken up; empty while a triggerer runs.
+
+    Raises:
+        ConfigError: Airflow cannot be asked here.
+    """
+    try:
+        _airflow("jobs", "check", "--job-type", "TriggererJob", "--allow-multiple", "--limit", "100")
+    except subprocess.CalledProcessError as error:
+        if "No alive jobs found" in error.stderr + error.stdout:
+            return "none runs: a task whose stage runs in a container or a pod would wait for its time limit"
+        raise _cannot_be_asked("triggerer", error) from error
+    except (OSError, subprocess.SubprocessError) as error:
+        raise _cannot_be_asked("triggerer", error) from error
+    return ""
+
+
+def airflow_pools() -> dict[str, AirflowPool]:
+    """The pools by name, as Airflow's own command says.
+
+    Raises:
+        ConfigError: There is no Airflow in this interpreter, no database of it that this host reaches, or its answer
+            cannot be read.
+    """
+    try:
+        said = _airflow("pools", "list", "--output", "json")
+    except (OSError, subprocess.SubprocessError) as error:
+        raise _cannot_be_asked("pools", error) from error
+    try:
+        rows = json.loads(said[said.index("[{") :])
+        return {
+            str(row["pool"]): AirflowPool(
+                slots=int(row["slots"]), counts_deferred=str(row["include_deferred"]) == "True"
+            )
+            for row in rows
+        }
+    except (ValueError, KeyError) as error:
+        raise ConfigError(
+            f"what Airflow says of its pools cannot be read: {error}",
+            hint="compare the pools yourself: airflow pools list",
+        ) from error
+
+
+def _airflow(*arguments: str) -> str:
+    command = [sys.executable, "-m", "airflow", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_SECONDS, check=True).stdout
+
+
+def _cannot_be_asked(subject: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"Airflow cannot be asked for its {subject} here: {error}",
+        hint="run it where Airflow's scheduler runs, with its settings",
+    )

@@ -13,7 +13,6 @@ from typing import TypeVar
 from llm_pipeline.base.errors import ConfigError, Fenced, PipelineError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.quantities import duration
-from llm_pipeline.canary.openai_slots import slots_of
 from llm_pipeline.canary.record import (
     LEASE_SECONDS,
     CanaryRecord,
@@ -31,7 +30,7 @@ from llm_pipeline.canary.router import (
     other_slot,
     router_as_it_is,
 )
-from llm_pipeline.canary.slots import ServedPlace, slot_servers
+from llm_pipeline.canary.slots import ServedPlace, slot_servers, slots_of
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost

@@ -7,28 +7,33 @@ well when it generates a token; that its process runs tells nothing.
 from __future__ import annotations
 
 import asyncio
+import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Literal
+from urllib.parse import unquote, urlsplit
 
+from llm_pipeline.artifacts.endpoint_description import EndpointDescription
 from llm_pipeline.base.errors import ConfigError, ExitCode, IntegrityError, PipelineError
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.canary.openai_slots import OpenAiSlots, slots_of
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.record import CanaryRecord, Phase, StandingPause, read_canary_record, standing_pause
 from llm_pipeline.canary.router import ALL, RouterCondition, RouteState, SlotName, TellsCondition
-from llm_pipeline.canary.slots import generates, slot_endpoint, slot_servers, slot_state
-from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.canary.slots import OpenAiSlots, generates, slot_endpoint, slot_servers, slot_state, slots_of
+from llm_pipeline.config.deployment import Deployment, TargetPlace
 from llm_pipeline.config.server_place import OpenAiSlot, ServerPorts
 from llm_pipeline.inspection.table import labelled, readable_time
-from llm_pipeline.operations.last_words import curl_line
 from llm_pipeline.operations.served_place import is_moving, is_recent, last_heard, last_pass, router_here
 from llm_pipeline.operations.staging import STAGING
+from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.serving.ports import LOOPBACK
 from llm_pipeline.serving.triton_server import find_server
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.place_state import PlaceState, Pointer, read_place
+from llm_pipeline.store.places import Serving, serving_at
 
 ServerCondition = Literal["answers", "is running but gives no answer", "has ended", "stopped"]
 
@@ -479,3 +484,78 @@ def _serves_users(slot: SlotName, server: ServerStatus, router: RouterStatus) ->
     """Whether users get this server's answers: their requests go there, or fail over to it."""
     asked = server.traffic_percent is None or server.traffic_percent > 0
     return server.condition == "answers" and (asked or router.candidate != "" or router.standby == slot)
+
+
+_PROMPT, _TOKENS = "Hello", 32
+_CURL = "curl -sS -i --noproxy '*'"
+"""Our own servers are never asked through a proxy, which would look for a loopback address on its own host."""
+
+
+def last_words(flow: ReleaseProgress, verdict: Verdict) -> Iterator[str]:
+    """One line a fact, for people.
+
+    Args:
+        flow: The release.
+        verdict: What it came to.
+    """
+    release_id = flow.record.release_id
+    facts: list[tuple[str, str]] = []
+    for place in dict.fromkeys(flow.record.place_of(target) for target in flow.targets):
+        serving = serving_at(flow.store, place)
+        facts.append((f"{place} serves", _who(serving, release_id)))
+        if serving is not None:
+            server = find_server(slot_state(Path(flow.deployment.state_root), place, serving.pointer.slot))
+            facts.append(("ask it", curl_line(flow.deployment.places[place], server.about if server else None)))
+    report = flow.find("report")
+    facts.append(("report", _readable(str(report.metrics.get("report", ""))) if report else ""))
+    yield f"{release_id}: {verdict}{verdict.see}"
+    yield from (f"  {line}" for line in labelled(facts))
+
+
+def curl_line(place: TargetPlace, spoken: EndpointDescription | None) -> str:
+    """A command that asks what a place's users ask; it can be pasted where the router's address is known.
+
+    Args:
+        place: The place.
+        spoken: What is said of the model of our own server there; None where none is known.
+    """
+    address = place.router.users_url()
+    if not address:
+        return f"curl -sS -i https://YOUR-ROUTE{_question(place, spoken)}"
+    certificate = place.router.users_certificate()
+    trusted = f" --cacert {shlex.quote(certificate)}" if certificate else ""
+    return f"{_CURL}{trusted} {address}{_question(place, spoken)}"
+
+
+def curl_line_at(address: str) -> str:
+    """The same of the address of one of our servers."""
+    return f"{_CURL} {address}{_asked('completions', None, {'prompt': _PROMPT})}"
+
+
+def _question(place: TargetPlace, spoken: EndpointDescription | None) -> str:
+    if spoken is not None and spoken.chat.template is not None:
+        return _asked("chat/completions", spoken.model, {"messages": [{"role": "user", "content": _PROMPT}]})
+    if isinstance(place.blue, OpenAiSlot):
+        model = place.blue.endpoint.openai_model
+    else:
+        model = None if spoken is None else spoken.model
+    return _asked("completions", model, {"prompt": _PROMPT})
+
+
+def _asked(route: str, model: str | None, what: Mapping[str, object]) -> str:
+    body = json.dumps({**({"model": model} if model else {}), **what, "max_tokens": _TOKENS})
+    return f"/v1/{route} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
+
+
+def _who(serving: Serving | None, release_id: str) -> str:
+    if serving is None:
+        return "nothing"
+    pointer = serving.pointer
+    known = "this release" if pointer.release_id == release_id else f"{pointer.release_id}, as before"
+    return f"{known} ({serving.model_id}, {pointer.recipe}, in {pointer.slot})"
+
+
+def _readable(uri: str) -> str:
+    """A path where it is a file of this host."""
+    parts = urlsplit(uri)
+    return str(Path(unquote(parts.path))) if parts.scheme == "file" else uri

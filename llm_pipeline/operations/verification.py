@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 from llm_pipeline.base.errors import IntegrityError, Transient
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.canary.openai_slots import slots_of
-from llm_pipeline.canary.slots import ChecksAnswers, SlotControl, slot_endpoint, slot_servers
+from llm_pipeline.canary.slots import ChecksAnswers, SlotControl, slot_endpoint, slot_servers, slots_of
 from llm_pipeline.inspection.verification import verify_reference
 from llm_pipeline.operations.status import Health, PlaceStatus, deployment_status
 from llm_pipeline.serving.endpoint_access import require_served

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_pipeline.canary.openai_slots import OpenAiSlots, openai_servers
 from llm_pipeline.canary.router import SlotName, TrafficRouter, all_to, open_router
-from llm_pipeline.canary.slots import RECOGNISED, SlotControl, TritonSlots, slot_servers
+from llm_pipeline.canary.slots import RECOGNISED, OpenAiSlots, SlotControl, TritonSlots, openai_servers, slot_servers
 from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.model import ConfigModel, Name
 from llm_pipeline.config.release import Drill

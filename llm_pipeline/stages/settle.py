@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.router import Patience, TrafficRouter
 from llm_pipeline.config.model import Name
-from llm_pipeline.operations.promotion import Promotion, promote
+from llm_pipeline.operations.upkeep import Promotion, promote
 from llm_pipeline.release.contract import Stage, StageContext, StageOutput
 from llm_pipeline.stages.place_config import PlaceConfig, place_of
 from llm_pipeline.store.place_state import Pointer

@@ -21,7 +21,7 @@ from airflow.sdk.exceptions import (
 from llm_pipeline.base.errors import ErrorDocument, RemoteStageError, Terminal, Transient, from_document
 from llm_pipeline.base.logging import LogRelay
 from llm_pipeline.notifications.event import judged
-from llm_pipeline.operations.promotion import replace_holders
+from llm_pipeline.operations.upkeep import replace_holders
 from llm_pipeline.release.changes import changing
 from llm_pipeline.release.contract import StageRequest, StageResult, TimeLimit
 from llm_pipeline.release.decision import note_ended

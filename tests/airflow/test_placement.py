@@ -20,8 +20,7 @@ from llm_pipeline_airflow.dag_factory import release_dag
 from sqlalchemy import select
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.operations.airflow_pools import triggerer_problem
-from llm_pipeline.operations.doctor import examine
+from llm_pipeline.operations.doctor import examine, triggerer_problem
 from llm_pipeline.release.loading import load_release
 
 GPU_TARGET = """

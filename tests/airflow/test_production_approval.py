@@ -25,7 +25,7 @@ from llm_pipeline.canary.router import Patience
 from llm_pipeline.cli import main
 from llm_pipeline.local_run import LocalRun
 from llm_pipeline.operations.decisions import NotApproved, decide, put, require_approved
-from llm_pipeline.operations.promotion import NotPromoted, Promotion, promote
+from llm_pipeline.operations.upkeep import NotPromoted, Promotion, promote
 from llm_pipeline.questions import production_question
 from llm_pipeline.release.contract import StageContext
 from llm_pipeline.release.decision import Decision, decision_name

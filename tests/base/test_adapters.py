@@ -30,7 +30,7 @@ from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.config.target import Target
 from llm_pipeline.operations.doctor import examine
-from llm_pipeline.operations.last_words import curl_line
+from llm_pipeline.operations.status import curl_line
 from llm_pipeline.planning.compatibility import Legal
 from llm_pipeline.planning.host import missing_interpreters
 from llm_pipeline.planning.plan import plan_release

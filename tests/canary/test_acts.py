@@ -14,9 +14,9 @@ from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.canary.record import read_canary_record, take_over
 from llm_pipeline.operations import switching
 from llm_pipeline.operations.guard import Guard
-from llm_pipeline.operations.promotion import NotPromoted
 from llm_pipeline.operations.status import disagreements
 from llm_pipeline.operations.switching import start, stop
+from llm_pipeline.operations.upkeep import NotPromoted
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.place_state import Pointer, read_place

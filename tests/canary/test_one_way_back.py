@@ -13,9 +13,9 @@ from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.moving import NoWayBack
 from llm_pipeline.canary.record import Phase, judged_by_others, read_canary_record
-from llm_pipeline.operations.promotion import NotPromoted, Promotion, promote
 from llm_pipeline.operations.rollback import carry_on, ensure_rolled_back, roll_back
 from llm_pipeline.operations.status import disagreements
+from llm_pipeline.operations.upkeep import NotPromoted, Promotion, promote
 from llm_pipeline.store.place_state import PlaceState, read_place
 
 pytestmark = pytest.mark.usefixtures("fast")

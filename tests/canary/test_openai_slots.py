@@ -12,8 +12,7 @@ from openai_site import openai_slots, released
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.artifacts.golden import write_golden
 from llm_pipeline.base.errors import ConfigError, Fenced, Transient
-from llm_pipeline.canary.openai_slots import OpenAiSlots
-from llm_pipeline.canary.slots import ChecksAnswers
+from llm_pipeline.canary.slots import ChecksAnswers, OpenAiSlots
 from llm_pipeline.serving.slot_fence import FencingToken
 
 TOKEN = FencingToken(1, 1)

@@ -17,8 +17,8 @@ from llm_pipeline.canary.access_log import LogCursor
 from llm_pipeline.canary.record import CanaryJournal, CanaryPlan, Phase, first_attempt
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.operations.promotion import Promotion, promote
 from llm_pipeline.operations.rollback import roll_back, roll_back_at
+from llm_pipeline.operations.upkeep import Promotion, promote
 from llm_pipeline.release.contract import StageFailure, StageRequest
 from llm_pipeline.release.execute import execute
 from llm_pipeline.store.place_state import PlaceState, Pointer, read_place

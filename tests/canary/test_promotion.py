@@ -10,8 +10,8 @@ from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, lease_name
 from llm_pipeline.canary.router import Patience
-from llm_pipeline.operations.promotion import NotPromoted, Promotion, promote
 from llm_pipeline.operations.served_place import PlaceBusy
+from llm_pipeline.operations.upkeep import NotPromoted, Promotion, promote
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.place_state import PlaceState, Pointer, read_place
 

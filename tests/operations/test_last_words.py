@@ -13,7 +13,7 @@ import pytest
 from llm_pipeline.artifacts.endpoint_description import EndpointDescription
 from llm_pipeline.artifacts.model_rules import ChatFormat
 from llm_pipeline.config.deployment import TargetPlace
-from llm_pipeline.operations.last_words import curl_line
+from llm_pipeline.operations.status import curl_line
 
 SPOKEN = EndpointDescription(model="demo/tiny", release="r1", maximum_tokens_per_request=64, maximum_sequences=4)
 
