@@ -24,7 +24,7 @@ from llm_pipeline.base.errors import ConfigError, Fenced, PipelineError, Transie
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.verdict import Judgement
 from llm_pipeline.canary import analysis, evidence
-from llm_pipeline.canary import people as approvals
+from llm_pipeline.canary import record as approvals
 from llm_pipeline.canary.analysis import AnalysisState, with_look
 from llm_pipeline.canary.deciding import (
     PAUSABLE,
@@ -53,9 +53,8 @@ from llm_pipeline.canary.record import (
     CanaryRecord,
     EventKind,
     Phase,
-    first_attempt,
     is_over,
-    next_attempt,
+    new_attempt,
 )
 from llm_pipeline.canary.router import (
     ALL,
@@ -149,7 +148,7 @@ class CanaryController:
         """Load the record, or make it; writing it with our epoch fences whoever wrote it before."""
         self._lease.confirm()
         self._end_older_release()
-        record = self._journal.load() or first_attempt(self._plan, self._traffic.end())
+        record = self._journal.load() or new_attempt(self._plan, self._traffic.end())
         self._token = token_of(self._lease, self._at, record)
         self._lease.confirm()  # the next holder reads an epoch at least as high, and goes above ours
         if is_over(record, self._plan, lambda: self._router.read()[0]):
@@ -157,7 +156,7 @@ class CanaryController:
                 record = self._roll_back(record).model_copy(update={"phase": Phase.ROLLED_BACK})
             words = "the canary of an earlier run is over: this run starts a new one"
             log.info(words, earlier=record.phase.value, run=self._plan.run)
-            record = next_attempt(record, self._plan, self._traffic.end())
+            record = new_attempt(self._plan, self._traffic.end(), record)
         self._check_order(record, percent)
         record = record.model_copy(update={"run": self._plan.run, "policy": self._policy})
         if not record.settled:

@@ -97,8 +97,7 @@ class AwaitedAnswer(Frozen):
 
     def withdrawn(self, store: ArtifactStore) -> bool:
         """Whether the canary that is asked about was rolled back meanwhile."""
-        from llm_pipeline.canary.people import runs_of
-        from llm_pipeline.canary.record import Phase, read_canary_record
+        from llm_pipeline.canary.record import Phase, read_canary_record, runs_of
 
         if not self.place:
             return False
@@ -434,8 +433,8 @@ class StepApprovalOperator(DecisionOperator):
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
         """Write the answer down, and act on the one that counts."""
-        from llm_pipeline.canary import people as approvals
-        from llm_pipeline.canary.people import answer
+        from llm_pipeline.canary import record as approvals
+        from llm_pipeline.canary.record import answer
 
         self.check_claim(context)
         flow = self.flow()
@@ -461,7 +460,7 @@ class StepApprovalOperator(DecisionOperator):
         return flow.record.place_of(self.target)
 
     def _question(self, flow: ReleaseProgress) -> StepApproval:
-        from llm_pipeline.canary import people as approvals
+        from llm_pipeline.canary import record as approvals
 
         return approvals.ask(
             flow.store,

@@ -10,7 +10,7 @@ from looking import request
 
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.access_log import LogCursor, ObservedRequest
-from llm_pipeline.canary.record import CanaryPlan, first_attempt
+from llm_pipeline.canary.record import CanaryPlan, new_attempt
 from llm_pipeline.canary.traffic import LoggedTraffic
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.store.place_state import Pointer
@@ -36,7 +36,7 @@ def baseline(log: Log, *, production_hours: float):
         release_id="r1", run="run", target="cpu", candidate=new, production=production, policy=CanaryPolicy()
     )
     traffic = LoggedTraffic(log)  # type: ignore[arg-type] - a log in memory
-    return traffic.baseline(first_attempt(plan, LogCursor()), plan.policy)
+    return traffic.baseline(new_attempt(plan, LogCursor()), plan.policy)
 
 
 @pytest.mark.parametrize(("hours", "seconds"), [(5.0, 3600), (0.5, 1800)])

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from simulated import Killed, Site
 
-from llm_pipeline.canary.people import answer
-from llm_pipeline.canary.record import CanaryJournal, Phase
+from llm_pipeline.canary.record import CanaryJournal, Phase, answer
 
 pytestmark = pytest.mark.usefixtures("fast")
 

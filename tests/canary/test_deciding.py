@@ -16,7 +16,7 @@ from llm_pipeline.canary import analysis
 from llm_pipeline.canary.access_log import LogCursor
 from llm_pipeline.canary.deciding import Seen, decide
 from llm_pipeline.canary.evidence import Outcome, StepDecision
-from llm_pipeline.canary.record import CanaryPlan, CanaryRecord, Pause, PauseReason, Phase, first_attempt
+from llm_pipeline.canary.record import CanaryPlan, CanaryRecord, Pause, PauseReason, Phase, new_attempt
 from llm_pipeline.canary.router import ALL, RouteState, all_to
 from llm_pipeline.canary.slots import WarmUp
 from llm_pipeline.config.policy import CanaryPolicy
@@ -60,7 +60,7 @@ def pause_request(since: float, record: CanaryRecord) -> PauseRequest:
 
 def record_in(phase: Phase, passed: float, of: CanaryPlan) -> CanaryRecord:
     """A record as it may be there: before its first step, in a step, or between two."""
-    record = first_attempt(of, LogCursor())
+    record = new_attempt(of, LogCursor())
     if phase in (Phase.PENDING, Phase.WARM):
         return record.model_copy(update={"phase": phase})
     step = passed if phase is Phase.PASSED else next(one for one in STEPS if one > passed)

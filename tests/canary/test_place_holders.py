@@ -14,7 +14,7 @@ from simulated import PATIENCE, POLICY, STABLE, Site
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.access_log import LogCursor
-from llm_pipeline.canary.record import CanaryJournal, CanaryPlan, Phase, first_attempt
+from llm_pipeline.canary.record import CanaryJournal, CanaryPlan, Phase, new_attempt
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.operations.rollback import roll_back, roll_back_at
@@ -135,7 +135,7 @@ def test_a_hand_over_is_a_canary_over_the_model_that_serves_and_leaves_one_in_pr
         policy=CanaryPolicy.model_validate(POLICY),
         patience=PATIENCE,
     )
-    begun = first_attempt(plan, LogCursor())
+    begun = new_attempt(plan, LogCursor())
     assert (begun.stable, begun.candidate) == ("blue", "green")
     CanaryJournal(site.store, "theirs-1", "cpu").save(begun.model_copy(update={"phase": Phase.PROMOTED}))
 
