@@ -2,15 +2,15 @@
 
 | act | function | asked for by |
 |---|---|---|
-| promote | `promotion.promote` | the stage `settle` |
+| promote | `upkeep.promote` | the stage `settle` |
 | roll back | `rollback.roll_back`, `force`, `carry_on` | command line, rollback DAG, guard, `stop` |
 | end a run's canary | `rollback.ensure_rolled_back` | the stage `rollback`: teardown of DAG and local run |
 | approve production | `decisions.decide` | command line, approval task, terminal of a local run |
-| answer a step's question | `canary.people.answer` | command line, approval task, terminal of a local run |
-| pause, resume | `canary.people.pause`, `resume` | command line |
+| answer a step's question | `canary.record.answer` | command line, approval task, terminal of a local run |
+| pause, resume | `canary.record.pause`, `resume` | command line |
 | start | `switching.start` | command line, demo, the canary of what serves already |
 | stop | `switching.stop`, `stop_all`, `end_here` | command line; the end of the demo |
-| replace | `promotion.replace_holders` | `run --replace`, the form of the release's DAG |
+| replace | `upkeep.replace_holders` | `run --replace`, the form of the release's DAG |
 | stage by hand, end staging | `staging.start_staging`, `end_staging` | command line; the stage `staging_down` |
 | keep serving, settle, have a standby, retire it | `upkeep.keep` | the guard |
 
