@@ -41,8 +41,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "canary")
 from arriving_users import ArrivingUsers, IncompleteAnswer, serve
 from production_site import MODEL, Production
 
-from llm_pipeline.adapters.envoy.process import find_router
-from llm_pipeline.adapters.envoy.router import RouterFiles
+from llm_pipeline.adapters.envoy.router import RouterFiles, find_router
 from llm_pipeline.base import detached
 from llm_pipeline.base.bounded_http import call
 from llm_pipeline.base.errors import ExitCode, PipelineError

@@ -32,7 +32,7 @@ from urllib.parse import quote
 import pytest
 
 from llm_pipeline.adapters.envoy.adapter import EnvoyPlace
-from llm_pipeline.adapters.envoy.process import start_router, stop_router
+from llm_pipeline.adapters.envoy.router import start_router, stop_router
 from llm_pipeline.adapters.local.runner import ProcessRunner
 from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
 from llm_pipeline.base import detached

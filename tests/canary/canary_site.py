@@ -13,8 +13,7 @@ from urllib.request import urlopen
 from http_slots import HttpSlots
 
 from llm_pipeline.adapters.envoy.adapter import EnvoyPlace
-from llm_pipeline.adapters.envoy.process import start_router, stop_router
-from llm_pipeline.adapters.envoy.router import EnvoyRouter
+from llm_pipeline.adapters.envoy.router import EnvoyRouter, start_router, stop_router
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base import detached
 from llm_pipeline.base.records import ArtifactRef

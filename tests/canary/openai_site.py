@@ -9,8 +9,7 @@ from canary_site import free_ports
 from openai_server import OpenAiDouble
 
 from llm_pipeline.adapters.envoy.adapter import EnvoyPlace
-from llm_pipeline.adapters.envoy.process import start_router
-from llm_pipeline.adapters.envoy.router import EnvoyRouter
+from llm_pipeline.adapters.envoy.router import EnvoyRouter, start_router
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.artifacts.golden import GoldenPrompt, write_golden
 from llm_pipeline.base.records import ArtifactRef

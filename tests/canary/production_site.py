@@ -12,7 +12,7 @@ from typing import Any
 from canary_site import free_ports
 from resolved_release import resolve
 
-from llm_pipeline.adapters.envoy.process import find_router, stop_router
+from llm_pipeline.adapters.envoy.router import find_router, stop_router
 from llm_pipeline.base import detached
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict

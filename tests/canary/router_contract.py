@@ -11,7 +11,7 @@ from typing import Any
 from custom_resources import CustomResources, Document
 
 from llm_pipeline.adapters.envoy.router import EnvoyRouter
-from llm_pipeline.adapters.envoy.xds.messages import replace_json
+from llm_pipeline.adapters.envoy.xds import replace_json
 from llm_pipeline.adapters.gateway_api.adapter import GatewayApiPlace
 from llm_pipeline.adapters.gateway_api.router import GatewayApiRouter
 from llm_pipeline.canary.router import ALL, RouteState, TrafficRouter, all_to

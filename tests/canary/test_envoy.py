@@ -11,8 +11,8 @@ from collections import Counter
 import aiohttp
 import pytest
 
-from llm_pipeline.adapters.envoy.process import stop_router
-from llm_pipeline.adapters.envoy.xds.messages import replace_json
+from llm_pipeline.adapters.envoy.router import stop_router
+from llm_pipeline.adapters.envoy.xds import replace_json
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.canary.router import RouterRejected, RouteState, all_to
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from llm_pipeline.adapters.envoy.adapter import ServerCertificate
-from llm_pipeline.adapters.envoy.process import start_router, stop_router
+from llm_pipeline.adapters.envoy.router import start_router, stop_router
 from llm_pipeline.canary.router import all_to
 
 pytestmark = pytest.mark.slow

@@ -13,8 +13,7 @@ import aiohttp
 import pytest
 from openai_site import openai_slots, start_before
 
-from llm_pipeline.adapters.envoy.process import stop_router
-from llm_pipeline.adapters.envoy.router import EnvoyRouter
+from llm_pipeline.adapters.envoy.router import EnvoyRouter, stop_router
 from llm_pipeline.canary.access_log import AccessLog, LogCursor, ObservedRequest
 
 pytestmark = pytest.mark.slow

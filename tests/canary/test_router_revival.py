@@ -13,8 +13,8 @@ import pytest
 from hostile_client import ask, generation
 from test_envoy import both_up, shift, split
 
-from llm_pipeline.adapters.envoy.process import find_router, stop_router, stopped_router
-from llm_pipeline.adapters.envoy.xds.messages import replace_json
+from llm_pipeline.adapters.envoy.router import find_router, stop_router, stopped_router
+from llm_pipeline.adapters.envoy.xds import replace_json
 from llm_pipeline.base import detached
 from llm_pipeline.canary.router import Patience, all_to, router_as_it_is
 from llm_pipeline.canary.slots import ServedPlace

@@ -33,8 +33,8 @@ from hostile_client import (
 from http_slots import HttpSlots
 from test_envoy import both_up, shift, split
 
+from llm_pipeline.adapters.envoy import xds
 from llm_pipeline.adapters.envoy.adapter import UserLimits
-from llm_pipeline.adapters.envoy.xds import listener
 from llm_pipeline.canary.router import all_to
 
 pytestmark = pytest.mark.slow
@@ -114,7 +114,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     site.place = site.place.model_copy(update={"limits": LIMITS})
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(listener, "HEADER_SECONDS", 1.0)
+            patch.setattr(xds, "HEADER_SECONDS", 1.0)
             site.up()
         yield site
     finally:
@@ -239,7 +239,7 @@ def test_a_connection_has_so_many_streams_and_ends_when_they_are_reset_again_and
     """A client that opens requests and takes each back at once makes work for others without waiting for any."""
     with socket.create_connection((HOST, port), timeout=10) as connection:
         connection.sendall(PREFACE + frame(SETTINGS, 0, 0, b""))
-        assert server_settings(connection)[MAX_CONCURRENT_STREAMS] == listener.STREAMS_PER_CONNECTION
+        assert server_settings(connection)[MAX_CONCURRENT_STREAMS] == xds.STREAMS_PER_CONNECTION
         fields = get_headers("/v2/models/llm")
         with contextlib.suppress(OSError):
             for number in range(1, 40_001, 2):

@@ -11,7 +11,7 @@ import pytest
 from place_here import serve
 from production_site import MODEL, Production
 
-from llm_pipeline.adapters.envoy.process import find_router
+from llm_pipeline.adapters.envoy.router import find_router
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.router import all_to
 from llm_pipeline.cli import main

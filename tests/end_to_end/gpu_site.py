@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from llm_pipeline.adapters.envoy.process import stop_router
+from llm_pipeline.adapters.envoy.router import stop_router
 from llm_pipeline.artifacts.items import read_items
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml

@@ -121,7 +121,7 @@ class EnvoyPlace(RouterModel):
 
 ADAPTER = RouterAdapter(
     config=EnvoyPlace,
-    open=OnCall("llm_pipeline.adapters.envoy.process:start_router"),
-    as_it_is=OnCall("llm_pipeline.adapters.envoy.process:router_as_it_is"),
-    probe=OnCall("llm_pipeline.adapters.envoy.process:probe"),
+    open=OnCall("llm_pipeline.adapters.envoy.router:start_router"),
+    as_it_is=OnCall("llm_pipeline.adapters.envoy.router:router_as_it_is"),
+    probe=OnCall("llm_pipeline.adapters.envoy.router:probe"),
 )

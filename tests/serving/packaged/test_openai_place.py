@@ -17,8 +17,7 @@ import pytest
 from test_openai_endpoint import CONTEXT, HELLO, MODEL, openai, version  # noqa: F401 - a fixture
 
 from llm_pipeline.adapters.envoy.adapter import EnvoyPlace
-from llm_pipeline.adapters.envoy.process import start_router, stop_router
-from llm_pipeline.adapters.envoy.router import EnvoyRouter
+from llm_pipeline.adapters.envoy.router import EnvoyRouter, start_router, stop_router
 from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.canary.router import access_log_of, all_to
 from llm_pipeline.canary.slots import slot_servers

@@ -19,7 +19,7 @@ from served import ports_from
 pytest.importorskip("tritonclient")
 
 from llm_pipeline.adapters.envoy.adapter import EnvoyPlace
-from llm_pipeline.adapters.envoy.process import start_router, stop_router
+from llm_pipeline.adapters.envoy.router import start_router, stop_router
 from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.artifacts.serve_command import read_serve_command
 from llm_pipeline.base.errors import ConfigError
