@@ -144,8 +144,8 @@ class EngineBuildOptions(ConfigModel):
 
     Attributes:
         time_limit_minutes: Longest build; it is stopped then.
-        flags: More flags of `trtllm-build`, by name without dashes, checked against its recorded table. Switches take
-            true and false; flags of several values take them separated by commas.
+        flags: More flags of `trtllm-build`, by name without dashes, which it checks itself. Switches take true and
+            false; flags of several values take them separated by commas.
     """
 
     time_limit_minutes: PositiveMinutes = 120.0

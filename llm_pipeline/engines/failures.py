@@ -66,8 +66,8 @@ KNOWN_FAILURES: tuple[KnownFailure, ...] = (
     ),
     KnownFailure(
         re.compile(r"trtllm-build: error: (unrecognized arguments|argument \S+ invalid)"),
-        "it does not know a flag that the recorded table has: it is of another version",
-        "compare runtime_version with the TensorRT-LLM in the target's environment",
+        "it does not know a flag, or not that value of it",
+        "correct build.flags, or compare runtime_version with the TensorRT-LLM in the target's environment",
     ),
     KnownFailure(
         re.compile(r"max_workers must be greater than 0"),

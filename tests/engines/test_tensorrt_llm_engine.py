@@ -228,8 +228,14 @@ def test_the_installed_tensorrt_is_in_the_facts(inputs, tmp_path, monkeypatch):
 
 def test_illegal_options_are_refused_before_the_host_is_asked(inputs, gpu_host, tmp_path):
     (gpu_host() / "nvidia-smi").unlink()
-    with pytest.raises(ConfigError, match="--tp_size was removed"):
+    with pytest.raises(ConfigError, match="--dry_run cannot be set"):
+        build(inputs(build={"flags": {"dry_run": True}}), tmp_path)
+
+
+def test_a_flag_that_the_tool_does_not_know_ends_the_build_at_once(inputs, tmp_path):
+    with pytest.raises(BuildFailed, match="--tp_size 2") as caught:
         build(inputs(build={"flags": {"tp_size": 2}}), tmp_path)
+    assert "build.flags" in caught.value.hint
 
 
 def test_a_recipe_without_a_tensorrt_llm_checkpoint_is_told_what_to_set(inputs, tmp_path):

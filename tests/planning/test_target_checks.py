@@ -33,8 +33,7 @@ def split(tensor: int = 1, pipeline: int = 1, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"build": {"flags": {"max_batch_sise": 4}}}, "trtllm-build has no --max_batch_sise"),
-        ({"build": {"flags": {"max_batch_size": 4}}}, "is set by limits.maximum_sequences"),
+        ({"build": {"flags": {"max_batch_size": 4}}}, "is set by the target"),
         ({"build": {"flags": {"workers": 2}}}, "workers is 2, the engine has 1 ranks"),
         (
             {"build": {"flags": {"use_paged_context_fmha": False}}},

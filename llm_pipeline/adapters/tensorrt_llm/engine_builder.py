@@ -18,7 +18,6 @@ from pathlib import Path
 
 from llm_pipeline.adapters.tensorrt_llm.trtllm_build import (
     PROGRAM,
-    BuildCheckpoint,
     build_settings,
     check_engine,
     read_build_checkpoint,
@@ -32,6 +31,7 @@ from llm_pipeline.artifacts.host_facts import HostFacts, read_host_facts
 from llm_pipeline.artifacts.host_match import driver_warning, target_problems
 from llm_pipeline.artifacts.model_rules import TOKENIZER, TOKENIZER_CONFIG, read_model_rules
 from llm_pipeline.artifacts.repository_layout import TOKENIZER_DIRECTORY
+from llm_pipeline.base.durable import replace_durably
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.catalog.runtime_versions import engine_problem, release_numbers
@@ -42,8 +42,7 @@ from llm_pipeline.engines.tool_process import run_tool
 log = get_logger(__name__)
 
 _TENSORRT_DISTRIBUTIONS = ("tensorrt", "tensorrt_cu13", "tensorrt_cu12")
-_UNKNOWN = "unknown"
-_RECORDED_FOR = (1, 2)
+_WRITTEN_FOR = (1, 2)
 
 
 class TensorRtLlmEngineBuilder:
@@ -51,20 +50,53 @@ class TensorRtLlmEngineBuilder:
 
     def build(self, inputs: BuildInputs, destination: Path) -> EngineFacts:
         target, settings = inputs.target, build_settings(inputs.target)
-        _refuse_version(target)
+        where = f"targets/{target.name}.yaml"
+        if target.accelerator == "cpu":
+            raise Unsupported("tensorrt_llm_engine builds for GPUs only", where=where)
+        version = target.runtime_version or ""
+        if problem := engine_problem(version):
+            raise Unsupported(problem.reason, where=where, hint=f"use {problem.nearest}")
+        if release_numbers(version) < _WRITTEN_FOR:
+            log.warning(f"this was written for {PROGRAM} of 1.2; that of TensorRT-LLM {version} may differ")
         refuse_illegal_options(target)
         host = _require_host(target)
-        program = _find_program()
-        _refuse_installed_version(target)
-        checkpoint_directory, checkpoint = _read_checkpoint(inputs)
+        beside = Path(sys.executable).parent / PROGRAM
+        program = str(beside) if beside.is_file() else shutil.which(PROGRAM)
+        if program is None:
+            raise Unsupported(
+                f"there is no {PROGRAM} here",
+                where="target.environment",
+                hint="run the build in the target's container, or in an interpreter that has its TensorRT-LLM",
+            )
+        installed = _installed("tensorrt_llm")  # without importing it
+        if installed not in (None, version):
+            raise Unsupported(
+                f"this interpreter has TensorRT-LLM {installed}, the target has {version}",
+                where=where,
+                hint="run the build in the target's container: an engine is read by the very version that built it",
+            )
+        if inputs.tensorrt_llm_checkpoint is None:
+            raise Unsupported(
+                "engines are built from TensorRT-LLM checkpoints, which the recipe does not export",
+                hint="set tensorrt_llm_checkpoint: true in the recipe, or use engine: tensorrt_llm_llmapi",
+            )
+        for name in (TOKENIZER, TOKENIZER_CONFIG):
+            if not (inputs.checkpoint / name).is_file():
+                raise IntegrityError(f"the checkpoint has no {name}", where=str(inputs.checkpoint))
+        checkpoint = read_build_checkpoint(inputs.tensorrt_llm_checkpoint, target)
+        quantization = checkpoint.quantization
+        refuse_lost_features(target, quantization.quant_algo, quantization.kv_cache_quant_algo)
         ranks, gpu = checkpoint.mapping.world_size, host.gpus[0].name
-        versions = {"tensorrt_llm": str(target.runtime_version), "tensorrt": _installed_tensorrt()}
+        tensorrt = next(filter(None, map(_installed, _TENSORRT_DISTRIBUTIONS)), None)
         with tempfile.TemporaryDirectory(prefix="build-", dir=destination.parent) as scratch:
             engine, new_cache = Path(scratch) / "engine", Path(scratch) / "timing.cache"
-            cache = _timing_cache(inputs.cache, gpu, versions)
+            cache = None
+            if inputs.cache is not None:  # measured kernel times are valid on one GPU model and version
+                measured = f"{gpu}-tensorrt_llm-{version}-tensorrt-{tensorrt or 'unknown'}"
+                cache = inputs.cache / "timing" / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', measured)}.cache"
             command = render_build_command(
                 target,
-                checkpoint_directory,
+                inputs.tensorrt_llm_checkpoint,
                 engine,
                 program=program,
                 timing_cache=cache if cache and cache.is_file() else None,
@@ -75,8 +107,7 @@ class TensorRtLlmEngineBuilder:
             check_engine(engine, target, checkpoint)
             if cache and new_cache.is_file():
                 cache.parent.mkdir(parents=True, exist_ok=True)
-                with tempfile.TemporaryDirectory(dir=cache.parent, prefix=".new-") as beside:
-                    shutil.copyfile(new_cache, Path(beside) / "cache").replace(cache)  # whole, whoever else builds
+                replace_durably(cache, new_cache.read_bytes())  # whole, whoever else builds
             tokenizer = engine / TOKENIZER_DIRECTORY
             tokenizer.mkdir()
             copy_companions(inputs.checkpoint, tokenizer)
@@ -86,11 +117,11 @@ class TensorRtLlmEngineBuilder:
                 builder="tensorrt_llm_engine",
                 bytes=sum(path.stat().st_size for path in engine.rglob("*") if path.is_file()),
                 weight_format=target.weight_format,
-                quantization=checkpoint.quantization.quant_algo,
-                kv_cache=(checkpoint.quantization.kv_cache_quant_algo or checkpoint.dtype).lower(),
+                quantization=quantization.quant_algo,
+                kv_cache=(quantization.kv_cache_quant_algo or checkpoint.dtype).lower(),
                 context_length=target.limits.maximum_tokens_per_request,
                 device=gpu,
-                versions={name: version for name, version in versions.items() if version != _UNKNOWN},
+                versions={"tensorrt_llm": version, **({"tensorrt": tensorrt} if tensorrt else {})},
                 seconds={"build": run.seconds},
                 details={"ranks": ranks, "workers": settings["workers"]},
             )
@@ -98,24 +129,6 @@ class TensorRtLlmEngineBuilder:
             EngineDescription(facts=facts, target=target, rules=rules, host=host).write(engine)
             engine.rename(destination)
         return facts
-
-
-def _timing_cache(root: Path | None, gpu: str, versions: dict[str, str]) -> Path | None:
-    """Measured kernel times, kept from build to build; they are valid on one GPU model and version."""
-    if root is None:
-        return None
-    name = "-".join((gpu, *(f"{distribution}-{version}" for distribution, version in versions.items())))
-    return root / "timing" / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', name)}.cache"
-
-
-def _refuse_version(target: Target) -> None:
-    if target.accelerator == "cpu":
-        raise Unsupported("tensorrt_llm_engine builds for GPUs only", where=f"targets/{target.name}.yaml")
-    version = target.runtime_version or ""
-    if problem := engine_problem(version):
-        raise Unsupported(problem.reason, where=f"targets/{target.name}.yaml", hint=f"use {problem.nearest}")
-    if release_numbers(version) < _RECORDED_FOR:
-        log.warning(f"the flags of {PROGRAM} were recorded for 1.2; TensorRT-LLM {version} may differ")
 
 
 def _require_host(target: Target) -> HostFacts:
@@ -135,49 +148,6 @@ def _require_host(target: Target) -> HostFacts:
     if warning := driver_warning(target, here):
         log.warning(warning)
     return here
-
-
-def _find_program() -> str:
-    """The tool beside this interpreter, else on the PATH."""
-    beside = Path(sys.executable).parent / PROGRAM
-    program = str(beside) if beside.is_file() else shutil.which(PROGRAM)
-    if program is None:
-        raise Unsupported(
-            f"there is no {PROGRAM} here",
-            where="target.environment",
-            hint="run the build in the target's container, or in an interpreter that has its TensorRT-LLM",
-        )
-    return program
-
-
-def _refuse_installed_version(target: Target) -> None:
-    """Refuse another TensorRT-LLM in this interpreter than the target's, without importing it."""
-    installed = _installed("tensorrt_llm")
-    if installed not in (None, target.runtime_version):
-        raise Unsupported(
-            f"this interpreter has TensorRT-LLM {installed}, the target has {target.runtime_version}",
-            where=f"targets/{target.name}.yaml",
-            hint="run the build in the target's container: an engine is read by the very version that built it",
-        )
-
-
-def _read_checkpoint(inputs: BuildInputs) -> tuple[Path, BuildCheckpoint]:
-    directory = inputs.tensorrt_llm_checkpoint
-    if directory is None:
-        raise Unsupported(
-            "engines are built from TensorRT-LLM checkpoints, which the recipe does not export",
-            hint="set tensorrt_llm_checkpoint: true in the recipe, or use engine: tensorrt_llm_llmapi",
-        )
-    if missing := [name for name in (TOKENIZER, TOKENIZER_CONFIG) if not (inputs.checkpoint / name).is_file()]:
-        raise IntegrityError(f"the checkpoint has no {missing[0]}", where=str(inputs.checkpoint))
-    checkpoint = read_build_checkpoint(directory, inputs.target)
-    quantization = checkpoint.quantization
-    refuse_lost_features(inputs.target, quantization.quant_algo, quantization.kv_cache_quant_algo)
-    return directory, checkpoint
-
-
-def _installed_tensorrt() -> str:
-    return next(filter(None, map(_installed, _TENSORRT_DISTRIBUTIONS)), _UNKNOWN)
 
 
 def _installed(distribution: str) -> str | None:

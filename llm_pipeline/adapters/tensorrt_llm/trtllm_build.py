@@ -1,30 +1,28 @@
 """`trtllm-build` for a target, without TensorRT-LLM: its command line, what it reads, and what it must have written.
 
-`data/trtllm_build_flags.json` records the flags of its last release and says where each was read. Tensor and pipeline
-parallelism are no flags: they come from the checkpoint. Without MPI one process builds every rank, `workers` at a time,
+Its flags are handed on as a target states them, but for those that would make another engine than the one that is asked
+for; the tool itself refuses unknown ones within seconds, before it compiles. Tensor and pipeline parallelism are no
+flags: they come from the checkpoint. Without MPI one process builds every rank, `workers` at a time,
 each worker on a GPU of its own, so a build needs one host whatever the number of nodes that serve the engine.
 """
 
 from __future__ import annotations
 
-import difflib
-import json
+import re
 from collections.abc import Iterator
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, field_validator
 
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
 from llm_pipeline.base.json_document import load_record
 from llm_pipeline.catalog.tables import find_gpu
+from llm_pipeline.config.model import ParameterValue
 from llm_pipeline.config.target import TOKENS_PER_BLOCK, Target
 
-FlagValue = str | int | bool
 PROGRAM = "trtllm-build"
-_DEFAULTS: dict[str, FlagValue] = {
+_DEFAULTS: dict[str, ParameterValue] = {
     "max_beam_width": 1,
     "tokens_per_block": TOKENS_PER_BLOCK,
     "use_paged_context_fmha": True,
@@ -35,103 +33,36 @@ _DEFAULTS: dict[str, FlagValue] = {
 }
 """What `build.flags` may change."""
 
+_BY_LIMITS = "is set by the target's limits"
+_BY_STAGE = "is set by the build stage"
+_IN_FLIGHT = "cannot be set: in-flight batching needs the paged KV cache and packed input"
+_CODE = "cannot be set: it would run code that nobody reviewed"
 _NOT_OURS_TO_CHANGE = {
-    "checkpoint_dir": "is set by the recipe's tensorrt_llm_checkpoint, not by build.flags",
-    "output_dir": "is set by the build stage, not by build.flags",
-    "input_timing_cache": "is set by the build stage, not by build.flags",
-    "output_timing_cache": "is set by the build stage, not by build.flags",
-    "max_batch_size": "is set by limits.maximum_sequences, not by build.flags",
-    "max_seq_len": "is set by limits.maximum_tokens_per_request, not by build.flags",
-    "max_input_len": "is set by limits.maximum_tokens_per_request, not by build.flags",
-    "max_num_tokens": "is set by limits.maximum_batched_tokens, not by build.flags",
-    "kv_cache_type": "cannot be set: in-flight batching needs the paged KV cache",
-    "paged_kv_cache": "cannot be set: in-flight batching needs the paged KV cache",
-    "remove_input_padding": "cannot be set: in-flight batching needs packed input",
+    "checkpoint_dir": "is set by the recipe's tensorrt_llm_checkpoint",
+    **dict.fromkeys(("output_dir", "input_timing_cache", "output_timing_cache"), _BY_STAGE),
+    **dict.fromkeys(("max_batch_size", "max_seq_len", "max_decoder_seq_len"), _BY_LIMITS),
+    **dict.fromkeys(("max_input_len", "max_num_tokens"), _BY_LIMITS),
+    **dict.fromkeys(("kv_cache_type", "paged_kv_cache", "remove_input_padding"), _IN_FLIGHT),
+    **dict.fromkeys(("model_cls_file", "model_cls_name"), _CODE),
     "model_config": "cannot be set: an engine is built from a checkpoint with its weights",
-    "build_config": "cannot be set: name the flags one by one, so that each can be checked",
-    "model_cls_file": "cannot be set: it would run code that nobody reviewed",
-    "model_cls_name": "cannot be set: it would run code that nobody reviewed",
+    "build_config": "cannot be set: name the flags one by one",
     "dry_run": "cannot be set: it makes no engine",
     "strip_plan": "cannot be set: an engine without weights cannot be served as it is",
 }
+_WITHOUT_VALUE = frozenset({
+    "weight_sparsity", "weight_streaming", "fast_build", "enable_debug_output", "monitor_memory",
+    "gather_context_logits", "gather_generation_logits", "gather_all_token_logits",
+})  # fmt: skip
+"""Flags that stand alone; the tool's other switches take `enable` and `disable`."""
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
 _FP8_ATTENTION, _FIRST_FP8_SM = ("FP8", "W4A8_AWQ", "NVFP4"), 89
 _NOT_ON_BLACKWELL, _BLACKWELL = ("W8A16", "W4A16", "W8A8_SQ", "FP8_PER_CHANNEL_PER_TOKEN"), range(100, 120)
 
 
-class BuildFlag(BaseModel):
-    """One flag of `trtllm-build`, as far as we check it.
-
-    Attributes:
-        name: With its dashes.
-        type: `flag` takes no value; `enum+` and `path+` take several.
-        aliases: Other spellings.
-        choices: Legal values; None for any of the type.
-    """
-
-    model_config = ConfigDict(frozen=True)  # not `Frozen`: the table records more
-
-    name: str
-    type: Literal["int", "str", "path", "path+", "enum", "enum+", "flag"]
-    aliases: tuple[str, ...] = ()
-    choices: tuple[str, ...] | None = None
-
-    @property
-    def key(self) -> str:
-        """The name without dashes, as in the engine's `config.json`."""
-        return self.name.removeprefix("--")
-
-    @property
-    def is_switch(self) -> bool:
-        """Whether it is switched with `enable` and `disable`."""
-        return self.choices == ("enable", "disable")
-
-    def arguments(self, value: FlagValue) -> list[str]:
-        """The flag with a legal value, as arguments."""
-        if self.type == "flag":
-            return [self.name] if value else []
-        if self.is_switch and isinstance(value, bool):
-            return [self.name, "enable" if value else "disable"]
-        return [self.name, *_words(str(value))] if self.type.endswith("+") else [self.name, str(value)]
-
-    def problem(self, value: FlagValue) -> str | None:
-        """Why the flag does not take a value."""
-        if self.is_switch and isinstance(value, bool):
-            return None
-        if self.type == "flag":
-            return None if isinstance(value, bool) else f"{self.name} takes true or false, not {value!r}"
-        if self.type == "int":
-            whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-            return None if whole else f"{self.name} takes a whole number, not {value!r}"
-        if not isinstance(value, str) or not value or value.startswith("-"):
-            return f"{self.name} takes a word, not {value!r}"
-        given = _words(value) if self.type.endswith("+") else [value]
-        illegal = [word for word in given if self.choices and word not in self.choices]
-        if illegal:
-            return f"{self.name} cannot be {', '.join(illegal)}: it is one of {', '.join(self.choices or ())}"
-        return None
-
-
-def _words(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-@cache
-def _table() -> dict[str, Any]:
-    text = files("llm_pipeline.adapters.tensorrt_llm").joinpath("data/trtllm_build_flags.json").read_text("utf-8")
-    table: dict[str, Any] = json.loads(text)
-    return table
-
-
-@cache
-def build_flags() -> dict[str, BuildFlag]:
-    """All flags by name and by alias, without dashes."""
-    flags = [BuildFlag.model_validate(flag) for flag in _table()["flags"]]
-    return {name.removeprefix("--"): flag for flag in flags for name in (flag.name, *flag.aliases)}
-
-
-def build_settings(target: Target) -> dict[str, FlagValue]:
+def build_settings(target: Target) -> dict[str, ParameterValue]:
     """The flags that decide what the engine is, by name without dashes; paths are not among them."""
-    limits, sequence, known = target.limits, target.limits.maximum_tokens_per_request, build_flags()
+    limits, sequence = target.limits, target.limits.maximum_tokens_per_request
     return {
         "max_batch_size": limits.maximum_sequences,
         "max_seq_len": sequence,
@@ -140,7 +71,7 @@ def build_settings(target: Target) -> dict[str, FlagValue]:
         "kv_cache_type": "paged",
         "remove_input_padding": True,
         **_DEFAULTS,
-        **{known[key].key if key in known else key: value for key, value in target.build.flags.items()},
+        **target.build.flags,
     }
 
 
@@ -169,7 +100,11 @@ def render_build_command(
     refuse_illegal_options(target)
     command = [program, "--checkpoint_dir", str(checkpoint), "--output_dir", str(output)]
     for key, value in build_settings(target).items():
-        command += build_flags()[key].arguments(value)
+        if key not in _WITHOUT_VALUE:
+            text = ("enable" if value else "disable") if isinstance(value, bool) else str(value)
+            command += [f"--{key}", *(word.strip() for word in text.split(","))]
+        elif value:
+            command.append(f"--{key}")
     if timing_cache is not None:
         command += ["--input_timing_cache", str(timing_cache)]
     return [*command, "--output_timing_cache", str(new_timing_cache)]
@@ -190,26 +125,20 @@ def refuse_illegal_options(target: Target) -> None:
 
 
 def command_problems(target: Target) -> tuple[str, ...]:
-    """What is wrong with a target's options for the engine builder, one line each."""
-    return (*_flag_problems(target), *_limit_problems(target))
+    """What is wrong with a target's options for the engine builder, one line each; the tool knows its flags itself."""
+    return tuple(_problems(target))
 
 
-def _flag_problems(target: Target) -> Iterator[str]:
-    removed, known = _table()["removed_flags"], build_flags()
+def _problems(target: Target) -> Iterator[str]:
     for key, value in target.build.flags.items():
-        flag = known.get(key)
-        if flag is not None and (why := _NOT_OURS_TO_CHANGE.get(flag.key)):
-            yield f"{flag.name} {why}"
-        elif flag is not None and (problem := flag.problem(value)):
-            yield problem
-        elif f"--{key}" in removed:
-            yield f"--{key} was removed from {PROGRAM}: {removed[f'--{key}']}"
-        elif flag is None:
-            near = difflib.get_close_matches(key.lstrip("-"), known, n=1)
-            yield f"{PROGRAM} has no --{key.lstrip('-')}" + (f"; did you mean {near[0]}?" if near else "")
-
-
-def _limit_problems(target: Target) -> Iterator[str]:
+        if not _NAME.fullmatch(key):
+            yield f"{key!r} is no name of a flag: it is written without dashes"
+        elif why := _NOT_OURS_TO_CHANGE.get(key):
+            yield f"--{key} {why}"
+        elif not str(value) or str(value).startswith("-"):
+            yield f"--{key} takes a word or a number, not {value!r}"
+        elif key in _WITHOUT_VALUE and not isinstance(value, bool):
+            yield f"--{key} takes true or false, not {value!r}"
     settings, ranks = build_settings(target), target.parallelism.world_size
     tokens, block, workers = (settings[name] for name in ("max_num_tokens", "tokens_per_block", "workers"))
     if isinstance(block, int) and int(tokens) < block:

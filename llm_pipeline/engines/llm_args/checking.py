@@ -1,13 +1,15 @@
 """Checking an LLM-args file against the recorded schema of a TensorRT-LLM version, before a GPU is touched.
 
 A key that the version does not have is an error with what to write instead. Where the recording itself is
-uncertain, it is a warning, never an error; so is what may be new in a version later than the recorded ones.
+uncertain, it is a warning, never an error; so is what may be new in a version later than the recorded ones. What no
+JSON schema says is checked where a target's own options can lead to it; the rest TensorRT-LLM refuses as it loads.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import prod
 from typing import Any
 
 from jsonschema import Draft202012Validator, ValidationError
@@ -17,17 +19,40 @@ from llm_pipeline.base.records import Frozen
 from llm_pipeline.engines.llm_args.recorded_schema import (
     DIALECTS,
     Dialect,
+    Node,
     RecordedSchema,
     dialect_of,
-    edition_warnings,
     is_later_than_recorded,
+    is_older_than_recorded,
     recorded_schema,
 )
-from llm_pipeline.engines.llm_args.rules import Problem, broken_rules, rule_warnings, uncertain_keys
+
+Document = Mapping[str, Any]
 
 _ALIKE = 0.5
+_TOKENS_PER_BLOCK = 32
 _DISCRIMINATOR = "decoding_type"
 """Where it is illegal, the union's branch is unknown, and errors of any branch would mislead."""
+
+
+class Problem(Frozen):
+    """An error or an uncertainty of one key.
+
+    Attributes:
+        path: The key with those above it, dotted; empty for the whole file.
+        problem: What is wrong.
+        hint: What to write instead; empty where nothing is known.
+        sure: False if a version later than the recorded ones may accept it.
+    """
+
+    path: str
+    problem: str
+    hint: str = ""
+    sure: bool = True
+
+    def __str__(self) -> str:
+        place = f"{self.path}: " if self.path else ""
+        return f"{place}{self.problem}" + (f" -> {self.hint}" if self.hint else "")
 
 
 class LlmArgsCheck(Frozen):
@@ -52,51 +77,51 @@ class LlmArgsCheck(Frozen):
             raise ConfigError(f"TensorRT-LLM {self.version} refuses these LLM args: {listed}", where=where)
 
 
-def check_llm_args(document: object, version: str) -> LlmArgsCheck:
-    """Check a parsed LLM-args file.
+def check_llm_args(document: Document, version: str) -> LlmArgsCheck:
+    """Check an LLM-args file.
 
     Args:
-        document: As YAML gives it; anything but a mapping is an error of the file.
+        document: As YAML gives it.
         version: The version of TensorRT-LLM that is to read it.
 
     Raises:
         Unsupported: The LLM args of that version are not recorded.
     """
-    dialect = dialect_of(version)
-    if not isinstance(document, Mapping):
-        kind = "empty" if document is None else f"a {type(document).__name__}"
-        problem = Problem(path="", problem=f"the file is {kind}, and must be a mapping", hint="key: value lines")
-        return LlmArgsCheck(version=version, errors=(problem,))
+    dialect, later = dialect_of(version), is_later_than_recorded(version)
     schema = recorded_schema(dialect)
     found = _leaf_errors(schema, Draft202012Validator(schema.document).iter_errors(dict(document)))
     problems = sorted((problem for error in found for problem in _problems(error, dialect)), key=lambda one: one.path)
-    errors = [problem for problem in problems if problem.sure or not is_later_than_recorded(version)]
-    errors = errors or list(broken_rules(document, dialect))
+    errors = [problem for problem in problems if problem.sure or not later]
+    errors = errors or list(_broken_rules(document, dialect))
     if errors:
         return LlmArgsCheck(version=version, errors=tuple(errors))
-    edition = (Problem(path="", problem=text) for text in edition_warnings(version))
-    warnings = (*edition, *problems, *uncertain_keys(document, schema), *rule_warnings(document, dialect))
+    edition = []
+    if is_older_than_recorded(version):
+        edition.append(f"the LLM args were recorded for 1.2.x: {version} may lack some of them")
+    if later:
+        edition.append(f"the LLM args were recorded before {version}, which may have dropped some of them")
+    warnings = (
+        *(Problem(path="", problem=text) for text in edition),
+        *problems,
+        *_uncertain_keys(schema.document, document, (), schema),
+        *_unwise_sizes(document),
+    )
     return LlmArgsCheck(version=version, warnings=warnings)
 
 
 def _leaf_errors(schema: RecordedSchema, errors: Iterable[ValidationError]) -> Iterator[ValidationError]:
     """The errors, with those of a union replaced by those of the intended branch."""
     for error in errors:
-        if error.validator not in ("anyOf", "oneOf"):
+        meant = None
+        if error.validator in ("anyOf", "oneOf") and isinstance(error.instance, dict):
+            meant = schema.branch_for(error.schema, error.instance)
+        if meant is None:
             yield error
-        elif isinstance(error.instance, dict) and (meant := schema.branch_for(error.schema, error.instance)):
-            inside = list(_inside(error, schema, meant))
-            yield from _leaf_errors(schema, [one for one in inside if _DISCRIMINATOR in one.path] or inside)
-        else:
-            yield error
-
-
-def _inside(error: ValidationError, schema: RecordedSchema, branch: dict[str, Any]) -> Iterator[ValidationError]:
-    """The errors of a value against one branch, at the place where the union stands."""
-    whole = Draft202012Validator({**branch, "$defs": schema.document["$defs"]})
-    for inner in whole.iter_errors(error.instance):
-        inner.parent = error
-        yield inner
+            continue
+        inside = list(Draft202012Validator({**meant, "$defs": schema.document["$defs"]}).iter_errors(error.instance))
+        for inner in inside:
+            inner.parent = error  # it is at the place where the union stands
+        yield from _leaf_errors(schema, [one for one in inside if _DISCRIMINATOR in one.path] or inside)
 
 
 def _problems(error: ValidationError, dialect: Dialect) -> Iterator[Problem]:
@@ -106,44 +131,103 @@ def _problems(error: ValidationError, dialect: Dialect) -> Iterator[Problem]:
         for key in sorted(set(map(str, error.instance)) - legal):
             yield _unknown_key(path, key, legal, dialect)
     elif error.validator == "enum":
-        yield _illegal_value(path, error.instance, dialect)
+        schema, value = recorded_schema(dialect), error.instance
+        known = sorted(str(one) for one in schema.legal_values(path) if one is not None)
+        elsewhere = _other_edition(dialect, lambda other: value in other.legal_values(path))
+        yield Problem(
+            path=".".join(path),
+            problem=f"{value!r} is not legal",
+            hint=(f"it exists in {elsewhere} only; " if elsewhere else "") + f"legal: {', '.join(known)}",
+            sure=bool(elsewhere),
+        )
     else:
         yield Problem(path=".".join(path), problem=error.message)
 
 
 def _unknown_key(path: tuple[str, ...], key: str, legal: Iterable[str], dialect: Dialect) -> Problem:
-    schema, dotted = recorded_schema(dialect), ".".join((*path, key))
-    others = (other.name for other in _others(dialect) if key in recorded_schema(other).legal_keys(path))
-    if other := next(others, None):
-        successor = schema.successor(key)
-        return Problem(path=dotted, problem=f"exists in {other} only", hint=f"use {successor}" if successor else "")
-    if not path and (advice := schema.wrong_key(key)):
-        return Problem(path=dotted, problem="unknown key", hint=advice)
-    return Problem(path=dotted, problem="unknown key", hint=_nearest(key, legal, schema), sure=False)
-
-
-def _nearest(key: str, legal: Iterable[str], schema: RecordedSchema) -> str:
-    """The same key at another place, else the keys spelled alike here.
+    """What to write instead: the same key at another place, else the keys spelled alike here.
 
     Neither proves a mistake: 55 of the 98 keys that upstream added after the recording look like a recorded one.
     """
-    if places := schema.places_of(key):
-        return f"it belongs at {' or '.join(places)}"
+    schema, dotted = recorded_schema(dialect), ".".join((*path, key))
+    if other := _other_edition(dialect, lambda edition: key in edition.legal_keys(path)):
+        return Problem(path=dotted, problem=f"exists in {other} only")
+    if not path and (advice := schema.document["x-known-wrong-keys"].get(key)):
+        return Problem(path=dotted, problem="unknown key", hint=advice)
     alike = difflib.get_close_matches(key, sorted(legal), n=2, cutoff=_ALIKE)
-    return f"did you mean {' or '.join(alike)}?" if alike else ""
+    hint = f"did you mean {' or '.join(alike)}?" if alike else ""
+    if places := schema.places_of(key):
+        hint = f"it belongs at {' or '.join(places)}"
+    return Problem(path=dotted, problem="unknown key", hint=hint, sure=False)
 
 
-def _illegal_value(path: tuple[str, ...], value: object, dialect: Dialect) -> Problem:
-    legal = sorted(str(known) for known in recorded_schema(dialect).legal_values(path) if known is not None)
-    others = (other.name for other in _others(dialect) if value in recorded_schema(other).legal_values(path))
-    elsewhere = next((f"it exists in {other} only; " for other in others), "")
-    return Problem(
-        path=".".join(path),
-        problem=f"{value!r} is not legal",
-        hint=f"{elsewhere}legal: {', '.join(legal)}",
-        sure=bool(elsewhere),
-    )
+def _other_edition(dialect: Dialect, has: Callable[[RecordedSchema], bool]) -> str:
+    """The other edition, if it has what this one lacks."""
+    return next((other.name for other in DIALECTS if other is not dialect and has(recorded_schema(other))), "")
 
 
-def _others(dialect: Dialect) -> Iterator[Dialect]:
-    return (other for other in DIALECTS if other is not dialect)
+def _broken_rules(document: Document, dialect: Dialect) -> Iterator[Problem]:
+    """What a TensorRT-LLM of that dialect refuses although each key is legal by itself."""
+    graphs = _mapping(document, "cuda_graph_config")
+    largest, sizes = graphs.get("max_batch_size") or 0, graphs.get("batch_sizes") or ()
+    if largest and sizes and dialect.name == "1.2.x":
+        problem = "max_batch_size and batch_sizes exclude each other"
+        yield Problem(path="cuda_graph_config", problem=problem, hint="keep one")
+    elif largest and sizes and largest != max(sizes):
+        problem, hint = f"{largest} is not the largest of batch_sizes", f"write {max(sizes)}, or leave it out"
+        yield Problem(path="cuda_graph_config.max_batch_size", problem=problem, hint=hint)
+    tensor = document.get("tensor_parallel_size", 1)
+    parts = {key: document.get(f"moe_{key}_parallel_size") for key in ("expert", "tensor", "cluster")}
+    given = {key: size for key, size in parts.items() if isinstance(size, int) and size > 0}
+    product, whole = prod(given.values()), {"expert", "tensor"} <= set(given)
+    if isinstance(tensor, int) and tensor > 0 and (product != tensor if whole else tensor % product):
+        keys = " x ".join(f"moe_{key}_parallel_size {size}" for key, size in given.items())
+        relation = "must be" if whole else "must divide"
+        yield Problem(path="moe_expert_parallel_size", problem=f"{keys} {relation} tensor_parallel_size {tensor}")
+
+
+def _unwise_sizes(document: Document) -> Iterator[Problem]:
+    """What it accepts, but most likely not as meant."""
+    sequences, tokens = document.get("max_batch_size"), document.get("max_num_tokens")
+    if not isinstance(tokens, int):
+        return
+    if isinstance(sequences, int) and sequences > tokens:
+        yield Problem(path="max_batch_size", problem=f"{sequences} sequences never fit max_num_tokens {tokens}")
+    block = _mapping(document, "kv_cache_config").get("tokens_per_block", _TOKENS_PER_BLOCK)
+    if isinstance(block, int) and block > 0 and tokens % block:
+        yield Problem(path="max_num_tokens", problem=f"{tokens} is not a multiple of tokens_per_block {block}")
+    longest = document.get("max_seq_len")
+    if isinstance(longest, int) and longest > tokens and not document.get("enable_chunked_prefill"):
+        yield Problem(
+            path="max_num_tokens",
+            problem=f"prompts of more than {tokens} tokens are refused although max_seq_len is {longest}",
+            hint="set enable_chunked_prefill: true",
+        )
+
+
+def _mapping(document: Document, key: str) -> Document:
+    value = document.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _uncertain_keys(node: Node, document: Document, path: tuple[str, ...], schema: RecordedSchema) -> Iterator[Problem]:
+    """Warnings of a legal file: keys read in a neighbouring version only, classes not read, deprecated keys."""
+    if node.get("x-open"):
+        yield Problem(path=".".join(path), problem="these keys are not recorded and were not checked")
+    for key, value in document.items():
+        known = node.get("properties", {}).get(key)
+        if known is None:
+            continue
+        where = ".".join((*path, key))
+        branch = schema.branch_for(known, dict(value)) if isinstance(value, Mapping) else None
+        marks = (known.get("x-seen"), *(branch.get(mark) for mark in ("x-read", "x-seen") if branch))
+        for mark in filter(None, marks):
+            yield Problem(path=where, problem=f"not read in the version itself ({mark})")
+        if (known.get("x-status") == "deprecated" or known.get("deprecated")) and value != known.get("default"):
+            yield Problem(path=where, problem="deprecated in this version")
+        effective = known.get("x-effective-values") or known.get("x-known-values")
+        if effective and value is not None and str(value).lower() not in {one.lower() for one in effective}:
+            hint = f"known: {', '.join(effective)}"
+            yield Problem(path=where, problem=f"{value!r} is not known to do anything", hint=hint)
+        if branch is not None:
+            yield from _uncertain_keys(branch, value, (*path, key), schema)

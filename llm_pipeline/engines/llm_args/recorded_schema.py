@@ -25,7 +25,6 @@ _FIRST_OF_MAIN = "1.3.0rc22"
 _LAST_RECORDED = "1.3.0rc26"
 """The reference of 1.3.0rc27 has values that the recorded file of main lacks (`DFlash` drafts by `FA4`)."""
 
-_SUCCESSOR = re.compile(r"\(-> (.+?)\)")
 Node = dict[str, Any]
 """A schema or a part of one."""
 
@@ -55,9 +54,9 @@ def dialect_of(version: str) -> Dialect:
         Unsupported: It is older than 1.0, or one of the candidates of 1.3 between the two editions.
     """
     release = _release(version)
-    if release is not None and (1, 0) <= release[:2] <= (1, 2):
+    if (1, 0) <= release[:2] <= (1, 2):
         return _ONE_TWO
-    if release is not None and release >= _known(_FIRST_OF_MAIN):
+    if release >= _release(_FIRST_OF_MAIN):
         return _MAIN
     raise Unsupported(
         f"the LLM args of TensorRT-LLM {version} are not recorded",
@@ -66,32 +65,23 @@ def dialect_of(version: str) -> Dialect:
     )
 
 
-def edition_warnings(version: str) -> Iterator[str]:
-    """Warnings where the recorded edition is of another version than this one."""
-    if _known(version)[:2] < (1, 2):
-        yield f"the LLM args were recorded for 1.2.x: {version} may lack some of them"
-    if is_later_than_recorded(version):
-        yield f"the LLM args were recorded before {version}, which may have dropped some of them"
+def is_older_than_recorded(version: str) -> bool:
+    """Whether a version may lack LLM args of its edition."""
+    return _release(version) < (1, 2)
 
 
 def is_later_than_recorded(version: str) -> bool:
     """Whether a version may have LLM args that no recorded edition has."""
-    return _known(version) > _known(_LAST_RECORDED)
+    return _release(version) > _release(_LAST_RECORDED)
 
 
-def _release(version: str) -> tuple[int, int, int, int] | None:
-    """`1.3.0rc22` as numbers that sort; None when it is no version."""
+def _release(version: str) -> tuple[int, ...]:
+    """`1.3.0rc22` as numbers that sort; none when it is no version."""
     found = _VERSION.match(version)
     if found is None:
-        return None
+        return ()
     major, minor, patch, candidate = found.groups()
     return int(major), int(minor), int(patch or 0), int(candidate or _FINAL)
-
-
-def _known(version: str) -> tuple[int, int, int, int]:
-    release = _release(version)
-    assert release is not None  # noqa: S101 - our own constants, and what has a dialect
-    return release
 
 
 class RecordedSchema:
@@ -137,17 +127,6 @@ class RecordedSchema:
             if outer != "speculative_config" and key in self.legal_keys((outer,))
         ]
         return ([key] if key in top else []) + nested
-
-    def successor(self, key: str) -> str | None:
-        """What replaced a key of an earlier version, if that is recorded."""
-        removed = (line for line in self.document.get("x-removed-since-1.2", ()) if key in line.split())
-        found = (_SUCCESSOR.search(line) for line in removed)
-        return next((match[1] for match in found if match), None)
-
-    def wrong_key(self, key: str) -> str | None:
-        """What to write instead of a top-level key that is a known mistake."""
-        advice: str | None = self.document["x-known-wrong-keys"].get(key)
-        return advice
 
     def _options(self, node: Node) -> Iterator[list[object]]:
         """The enumerations of a value: its own, and those behind references and unions."""
