@@ -85,7 +85,7 @@ def _found(api: Any) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KUBECONFIG", str(api.kubeconfig()))
         patch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-        patch.setattr("llm_pipeline.adapters.gateway_api.router._WAITS_SECONDS", (0.0, 0.0))
+        patch.setattr("llm_pipeline.adapters.kubernetes.api._WAITS_SECONDS", (0.0, 0.0))
         yield api
     api.close()
 

@@ -15,17 +15,16 @@ has to leave these weights and annotations alone, or each of its rounds is a cha
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
 from llm_pipeline.adapters.gateway_api.adapter import GatewayApiPlace, Service
-from llm_pipeline.adapters.kubernetes.api import open_client, status_message
-from llm_pipeline.base.errors import Fenced, Unsupported
+from llm_pipeline.adapters.kubernetes.api import CONFLICT, NOT_ALLOWED, NOT_FOUND, Cluster, Json
+from llm_pipeline.base.errors import Fenced, Transient, Unsupported
 from llm_pipeline.canary import users_paths
 from llm_pipeline.canary.router import (
     ALL,
@@ -37,21 +36,14 @@ from llm_pipeline.canary.router import (
     rounded,
 )
 
-Document = dict[str, Any]
-
 OWNER = "llm-pipeline/owner"
 EPOCH = "llm-pipeline/epoch"
 CANDIDATE = "llm-pipeline/candidate"
 WRITTEN = "llm-pipeline/written"
 
-_SLOTS: tuple[SlotName, SlotName] = ("blue", "green")
 _TRIES = 5
-_TIMEOUT_SECONDS = (3.0, 10.0)  # to connect, to wait for an answer
-_WAITS_SECONDS = (0.2, 0.5)
-_CONFLICT, _NOT_FOUND = 409, 404
-_REFUSED = (400, _NOT_FOUND, 405, 413, 415, 422)
-_NOT_ALLOWED = (401, 403)
-_BUSY = (429, 500, 502, 503, 504)
+_REFUSED = (400, 405, 413, 415, 422)
+_GROUP = "gateway.networking.k8s.io"
 _ACCEPTED, _RESOLVED = "Accepted", "ResolvedRefs"
 _IN_PART = "PartiallyInvalid"
 _EVERYTHING = [{"path": {"type": "PathPrefix", "value": "/"}}]
@@ -60,118 +52,62 @@ _EVERYTHING = [{"path": {"type": "PathPrefix", "value": "/"}}]
 _PARENT_KEYS = ("group", "kind", "namespace", "name", "sectionName", "port")
 
 
-@dataclass(frozen=True)
-class Resource:
-    """A kind of objects as the API's paths have it, e.g. `gateway.networking.k8s.io`, `v1`, `httproutes`."""
+class _Routes(Cluster):
+    """The routes of a namespace; what is wrong with them is told as a router tells it."""
 
-    group: str
-    version: str
-    plural: str
+    timeout_seconds = (3.0, 10.0)
 
+    def __init__(self, place: GatewayApiPlace) -> None:
+        super().__init__(place.namespace, place.context, "get and update httproutes")
+        self.name = place.route
+        self._where = f"httproutes {place.namespace}/{place.route}" + (f" of {place.context}" if place.context else "")
 
-HTTP_ROUTE = Resource("gateway.networking.k8s.io", "v1", "httproutes")
-ENDPOINT_SLICES = Resource("discovery.k8s.io", "v1", "endpointslices")
+    @property
+    def where(self) -> str:
+        return self._where
 
-
-class KubernetesObject:
-    """An object of any kind, custom ones included.
-
-    Args:
-        resource: Its kind.
-        namespace: Its namespace.
-        name: Its name.
-        context: Context of the kubeconfig; None for the pod's own service account, or the current context.
-
-    Raises:
-        Unsupported: The Kubernetes client is not installed in this interpreter.
-        ConfigError: There is no such context, or no kubeconfig.
-    """
-
-    def __init__(self, resource: Resource, namespace: str, name: str, context: str | None) -> None:
-        self.where = f"{resource.plural} {namespace}/{name}" + (f" of {context}" if context else "")
-        self.namespace = namespace
-        self._resource = resource
-        self._name = name
-        opened = open_client(context)
-        from kubernetes import client
-
-        self._objects = client.CustomObjectsApi(opened)
-
-    def get(self) -> Document:
-        """The object.
+    def route(self) -> Json:
+        """The route.
 
         Raises:
             RouterRejected: There is none.
             RouterUnavailable: It cannot be read now.
         """
-        kind = self._resource
-        return self._ask(
-            self._objects.get_namespaced_custom_object,
-            kind.group, kind.version, self.namespace, kind.plural, self._name,
-        )  # fmt: skip
+        return self._found("GET", None)
 
-    def put(self, document: Document) -> Document:
-        """Replace the object by a changed copy of the one that was read; returns what is there now.
+    def put(self, document: Json) -> Json:
+        """Replace the route by a changed copy of the one that was read; returns what is there now.
 
         Raises:
             RouterConflict: It was written since then, even by this very put, whose answer may have been lost.
             RouterRejected: The server refuses this content.
             RouterUnavailable: It cannot be written now.
         """
-        kind = self._resource
-        return self._ask(
-            self._objects.replace_namespaced_custom_object,
-            kind.group, kind.version, self.namespace, kind.plural, self._name, document,
-            field_manager="llm-pipeline",
-        )  # fmt: skip
+        return self._found("PUT", document)
 
-    def neighbours(self, resource: Resource, selector: str) -> list[Document]:
-        """Objects of another kind with these labels, in the same namespace.
+    def _found(self, method: str, body: Json | None) -> Json:
+        query = {"fieldManager": "llm-pipeline"} if body else {}
+        try:
+            found = self._ask(method, "HTTPRoute", self.name, query=query, body=body)
+        except Transient as error:
+            if isinstance(error, RouterConflict | RouterUnavailable):
+                raise
+            raise RouterUnavailable(error.message, where=self._where) from error
+        if not isinstance(found, dict):
+            raise RouterUnavailable("the cluster does not answer: an answer that is not an object", where=self._where)
+        return found
 
-        Raises:
-            RouterRejected: The server has no such kind.
-            RouterUnavailable: They cannot be read now.
-        """
-        found = self._ask(
-            self._objects.list_namespaced_custom_object,
-            resource.group, resource.version, self.namespace, resource.plural,
-            label_selector=selector,
-        )  # fmt: skip
-        return list(found.get("items") or ())
-
-    def _ask(self, function: Callable[..., Any], *args: Any, **options: Any) -> Document:
-        """Call the API, and try again while it is busy. A put whose answer was lost is then a conflict."""
-        import urllib3
-        from kubernetes.client import ApiException
-
-        for wait in (*_WAITS_SECONDS, None):
-            try:
-                answer = function(*args, _request_timeout=_TIMEOUT_SECONDS, **options)
-            except ApiException as error:
-                if error.status not in _BUSY:
-                    raise self._error(error) from error
-                problem = f"{error.status} {error.reason}"
-            except urllib3.exceptions.HTTPError as error:
-                problem = str(error)
-            else:
-                if isinstance(answer, dict):
-                    return answer
-                problem = "an answer that is not an object"
-            if wait is not None:
-                time.sleep(wait)
-        raise RouterUnavailable(f"the cluster does not answer: {problem}", where=self.where)
-
-    def _error(self, error: Any) -> Exception:
-        message = status_message(error)
-        if error.status == _CONFLICT:
-            return RouterConflict(message, where=self.where)
-        if error.status == _NOT_FOUND:
+    def _refuse(self, error: Any, message: str) -> NoReturn:
+        if error.status == CONFLICT:
+            raise RouterConflict(message, where=self._where) from error
+        if error.status == NOT_FOUND:
             hint = "look at its namespace and name, and whether the cluster has this kind"
-            return RouterRejected(message, where=self.where, hint=hint)
+            raise RouterRejected(message, where=self._where, hint=hint) from error
         if error.status in _REFUSED:
-            return RouterRejected(f"the cluster refuses it: {message}", where=self.where)
-        hint = f"this account needs: get and update {self._resource.plural}" if error.status in _NOT_ALLOWED else ""
-        return RouterUnavailable(f"the cluster does not allow it: {message}", where=self.where, hint=hint)
+            raise RouterRejected(f"the cluster refuses it: {message}", where=self._where) from error
+        hint = f"this account needs: {self._needs}" if error.status in NOT_ALLOWED else ""
+        message = f"the cluster does not allow it: {message}"
+        raise RouterUnavailable(message, where=self._where, hint=hint) from error
 
 
 class GatewayApiRouter:
@@ -184,7 +120,7 @@ class GatewayApiRouter:
             Unsupported: The Kubernetes client is not installed in this interpreter.
             ConfigError: There is no such context, or no kubeconfig.
         """
-        self._object = KubernetesObject(HTTP_ROUTE, place.namespace, place.route, place.context)
+        self._routes = _Routes(place)
         self._place = place
         self._services: dict[SlotName, Service] = {"blue": place.backends.blue, "green": place.backends.green}
 
@@ -198,7 +134,7 @@ class GatewayApiRouter:
         Raises:
             RouterRejected: There is no such object, or it has no such rule.
         """
-        document = self._object.get()
+        document = self._routes.route()
         return self._state(document), revision_of(document)
 
     def write(self, want: RouteState, expect: str | None) -> str:
@@ -206,19 +142,25 @@ class GatewayApiRouter:
 
         A put is refused when a gateway wrote its status meanwhile, too; it is then made again from a new look.
         """
-        want = self._possible(want)
+        try:
+            want = self.nearest(want)
+        except Unsupported as error:
+            raise RouterRejected(error.message, where=error.where) from error
         for _ in range(_TRIES):
-            document = self._object.get()
-            if (epoch := _epoch_of(document)) > want.epoch:
-                owner = _annotations(document).get(OWNER)
-                raise Fenced(f"epoch {want.epoch} was superseded: {owner} writes with {epoch}")
+            document, said = self._routes.route(), None
+            told = _annotations(document)
+            epoch = told.get(EPOCH, "")
+            if epoch.isdecimal() and int(epoch) > want.epoch:  # one that we did not write blocks no rollback
+                raise Fenced(f"epoch {want.epoch} was superseded: {told.get(OWNER)} writes with {epoch}")
             revision = revision_of(document)
-            if self._says(document, want) and self._limited(document) == document:
+            with contextlib.suppress(RouterUnavailable):
+                said = self._state(document)
+            if said == want and self._limited(document) == document:
                 return revision
             if expect is not None and expect != revision:
                 raise RouterConflict(f"it is at {revision}, not at {expect}", where=self._where)
             try:
-                return revision_of(self._object.put(self._changed(document, want)))
+                return revision_of(self._routes.put(self._changed(document, want)))
             except RouterConflict:
                 continue
         raise RouterUnavailable("it changes faster than it can be written", where=self._where)
@@ -239,14 +181,14 @@ class GatewayApiRouter:
                 backend's share of the requests would be answered with 500.
         """
         try:
-            document = self._object.get()
+            document = self._routes.route()
         except RouterUnavailable:
             return None
         if revision_of(document) != revision:
             return False
         named = {self._parent(reference) for reference in document["spec"].get("parentRefs") or ()}
         answers = [
-            (parent, self._accepts(status, generation_of(revision)))
+            (parent, self._accepts(status, int(revision.partition(":")[0])))
             for status in (document.get("status") or {}).get("parents") or ()
             if (parent := self._parent(status["parentRef"])) in named  # others are left over from parents before
         ]
@@ -256,25 +198,19 @@ class GatewayApiRouter:
     def usable(self, slot: SlotName) -> bool | None:
         """Whether the slot's Service has a ready endpoint; None if this account may not read that."""
         try:
-            found = self._object.neighbours(ENDPOINT_SLICES, f"kubernetes.io/service-name={self._services[slot].name}")
-        except (RouterUnavailable, RouterRejected):
+            found = self._routes.list("EndpointSlice", {"kubernetes.io/service-name": self._services[slot].name})
+        except (Transient, RouterRejected):
             return None
         endpoints = [endpoint for one in found for endpoint in one.get("endpoints") or ()]
         return any((endpoint.get("conditions") or {}).get("ready") is not False for endpoint in endpoints)
 
     @property
     def _where(self) -> str:
-        return self._object.where
+        return self._routes.where
 
-    def _possible(self, want: RouteState) -> RouteState:
-        try:
-            return self.nearest(want)
-        except Unsupported as error:
-            raise RouterRejected(error.message, where=error.where) from error
-
-    def _state(self, document: Document) -> RouteState:
+    def _state(self, document: Json) -> RouteState:
         backends = self._backends(document)
-        shares = self._shares(backends)
+        shares = [int(backend.get("weight", 1)) for backend in backends]
         slots = [self._slot_of(backend) for backend in backends]
         foreign = sum(share for share, slot in zip(shares, slots, strict=True) if slot is None)
         if foreign or not sum(shares):
@@ -293,13 +229,7 @@ class GatewayApiRouter:
                 f"its annotations were not written by this package: {error}", where=self._where
             ) from error
 
-    def _says(self, document: Document, want: RouteState) -> bool:
-        try:
-            return self._state(document) == want
-        except RouterUnavailable:
-            return False
-
-    def _changed(self, document: Document, want: RouteState) -> Document:
+    def _changed(self, document: Json, want: RouteState) -> Json:
         """The document with our weights; whatever else it holds is kept, and every other backend gets nothing."""
         changed = self._limited(document)
         backends = self._backends(changed)
@@ -307,56 +237,52 @@ class GatewayApiRouter:
         for backend in backends:
             slot = self._slot_of(backend)
             backend["weight"] = open_slots.pop(slot, 0) if slot else 0
-        backends += [{**self._new_backend(slot), "weight": open_slots[slot]} for slot in _SLOTS if slot in open_slots]
+        for slot, weight in open_slots.items():
+            service = self._services[slot]
+            backends.append(
+                {"group": "", "kind": "Service", "name": service.name, "port": service.port, "weight": weight}
+            )
         told = changed["metadata"].setdefault("annotations", {})
         told |= {OWNER: want.owner, EPOCH: str(want.epoch), WRITTEN: str(time.time_ns())}
         told.pop(CANDIDATE, None)
-        told |= {CANDIDATE: want.candidate} if want.candidate else {}
+        if want.candidate:
+            told[CANDIDATE] = want.candidate
         return changed
 
-    def _limited(self, document: Document) -> Document:
+    def _limited(self, document: Json) -> Json:
+        """A copy whose rule has users' paths, where it had none of its own."""
         limited = copy.deepcopy(document)
-        self._limit(limited)
+        rule = self._rule(limited)
+        if (rule.get("matches") or _EVERYTHING) == _EVERYTHING:
+            rule["matches"] = [{"path": {"type": "Exact", "value": path}} for path in users_paths.OPENAI_PATHS]
         return limited
 
-    def _rule(self, document: Document) -> Document:
-        rules: list[Document] = document["spec"].get("rules") or []
+    def _rule(self, document: Json) -> Json:
+        rules: list[Json] = document["spec"].get("rules") or []
         if len(rules) <= self._place.rule:
             raise RouterRejected(f"the route has no rule {self._place.rule}", where=self._where)
         return rules[self._place.rule]
 
-    def _backends(self, document: Document) -> list[Document]:
-        backends: list[Document] = self._rule(document).setdefault("backendRefs", [])
+    def _backends(self, document: Json) -> list[Json]:
+        backends: list[Json] = self._rule(document).setdefault("backendRefs", [])
         return backends
 
-    def _limit(self, document: Document) -> None:
-        rule = self._rule(document)
-        if (rule.get("matches") or _EVERYTHING) == _EVERYTHING:
-            rule["matches"] = [{"path": {"type": "Exact", "value": path}} for path in users_paths.OPENAI_PATHS]
-
-    def _slot_of(self, backend: Document) -> SlotName | None:
+    def _slot_of(self, backend: Json) -> SlotName | None:
         if backend.get("group") or backend.get("kind", "Service") != "Service":
             return None
-        if backend.get("namespace", self._object.namespace) != self._object.namespace:
+        if backend.get("namespace", self._routes.namespace) != self._routes.namespace:
             return None
         for slot, service in self._services.items():
             if (backend["name"], backend.get("port")) == (service.name, service.port):
                 return slot
         return None
 
-    def _new_backend(self, slot: SlotName) -> Document:
-        service = self._services[slot]
-        return {"group": "", "kind": "Service", "name": service.name, "port": service.port}
-
-    def _shares(self, backends: list[Document]) -> list[int]:
-        return [int(backend.get("weight", 1)) for backend in backends]
-
-    def _parent(self, reference: Document) -> tuple[Any, ...]:
+    def _parent(self, reference: Json) -> tuple[Any, ...]:
         """What names a gateway, or one of its listeners; the API fills in defaults."""
-        defaults = {"group": HTTP_ROUTE.group, "kind": "Gateway", "namespace": self._object.namespace}
+        defaults = {"group": _GROUP, "kind": "Gateway", "namespace": self._routes.namespace}
         return tuple({**defaults, **reference}.get(key) for key in _PARENT_KEYS)
 
-    def _accepts(self, parent: Document, generation: int) -> bool:
+    def _accepts(self, parent: Json, generation: int) -> bool:
         conditions = {condition["type"]: condition for condition in parent.get("conditions") or ()}
         current = {
             kind: condition
@@ -371,21 +297,10 @@ class GatewayApiRouter:
         return all(current.get(kind, {}).get("status") == "True" for kind in (_ACCEPTED, _RESOLVED))
 
 
-def revision_of(document: Document) -> str:
+def revision_of(document: Json) -> str:
     """The generation, which changes with every change of the specification by any hand, and our last write."""
     return f"{document['metadata'].get('generation', 0)}:{_annotations(document).get(WRITTEN, '')}"
 
 
-def generation_of(revision: str) -> int:
-    """The generation in a revision."""
-    return int(revision.partition(":")[0])
-
-
-def _annotations(document: Document) -> dict[str, str]:
+def _annotations(document: Json) -> dict[str, str]:
     return document["metadata"].get("annotations") or {}
-
-
-def _epoch_of(document: Document) -> int:
-    """The epoch that fences older writers; 0 for an annotation we did not write, which would block every rollback."""
-    epoch = _annotations(document).get(EPOCH, "")
-    return int(epoch) if epoch.isdecimal() else 0

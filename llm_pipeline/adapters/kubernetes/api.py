@@ -1,6 +1,6 @@
-"""The few calls to a Kubernetes API server that the runner makes, tried again while the server is busy.
+"""The few calls to a Kubernetes API server that we make, tried again while the server is busy; objects are its JSON.
 
-The runner looks at the state again and again and holds no watch: nothing is missed when a connection drops, and a
+Whoever waits looks at the state again and again and holds no watch: nothing is missed when a connection drops, and a
 worker that takes over needs nothing from the one before.
 """
 
@@ -9,125 +9,125 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import attrgetter
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
-from llm_pipeline.adapters.kubernetes.job import CONTAINER, DIGEST_ANNOTATION, JOB_LABEL
-from llm_pipeline.adapters.kubernetes.state import JobState, PodState, job_state, pod_state
 from llm_pipeline.base.errors import ConfigError, Transient, Unsupported
 from llm_pipeline.base.logging import get_logger
 
+Json = dict[str, Any]
+
 log = get_logger(__name__)
 
-_TIMEOUT_SECONDS = (5.0, 60.0)  # to connect, to wait for an answer
 _WAITS_SECONDS = (0.2, 0.5, 1.0, 2.0, 4.0)
 _LONGEST_WAIT_SECONDS = 15.0
-_NOT_FOUND, _CONFLICT, _BAD_REQUEST = 404, 409, 400
+NOT_FOUND, CONFLICT, BAD_REQUEST = 404, 409, 400
 _BUSY = (429, 500, 502, 503, 504)
-_NOT_ALLOWED = (401, 403)
+NOT_ALLOWED = (401, 403)
+_PATHS = {
+    "Deployment": "/apis/apps/v1/namespaces/{namespace}/deployments",
+    "EndpointSlice": "/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices",
+    "Event": "/api/v1/namespaces/{namespace}/events",
+    "HTTPRoute": "/apis/gateway.networking.k8s.io/v1/namespaces/{namespace}/httproutes",
+    "Job": "/apis/batch/v1/namespaces/{namespace}/jobs",
+    "LeaderWorkerSet": "/apis/leaderworkerset.x-k8s.io/v1/namespaces/{namespace}/leaderworkersets",
+    "Pod": "/api/v1/namespaces/{namespace}/pods",
+    "Service": "/api/v1/namespaces/{namespace}/services",
+}
 
 
 class Cluster:
     """One cluster, in one namespace.
 
     Args:
-        namespace: Where Jobs are made.
+        namespace: Where the objects are.
         context: Context of the kubeconfig; None for the pod's own service account, or the current context.
+        needs: What the account must be allowed, in words.
     """
 
-    NEEDS: ClassVar[str] = "create, get, list and delete Jobs; list and delete Pods; get pods/log"
+    timeout_seconds = (5.0, 60.0)
+    """To connect, to wait for an answer."""
 
-    def __init__(self, namespace: str, context: str | None) -> None:
-        self._namespace = namespace
+    def __init__(self, namespace: str, context: str | None, needs: str) -> None:
+        self.namespace = namespace
+        self._needs = needs
         self._where = f"namespace {namespace}" + (f" of {context}" if context else "")
         self._client = open_client(context)
-        from kubernetes import client
 
-        self._batch = client.BatchV1Api(self._client)
-        self._core = client.CoreV1Api(self._client)
-
-    def create_job(self, manifest: dict[str, Any]) -> bool:
-        """Create a Job; False when one of that name is there.
+    def create(self, manifest: Json) -> bool:
+        """Create an object; False when one of that name is there.
 
         Raises:
             ConfigError: The server refuses it.
             Transient: The server cannot be reached, or is too busy.
         """
-        made = self._call(
-            self._batch.create_namespaced_job,
-            self._namespace,
-            manifest,
-            field_validation="Strict",
-            accept=(_CONFLICT,),
-        )
-        return made is not None
+        strict = {"fieldValidation": "Strict"}
+        return self._ask("POST", manifest["kind"], query=strict, body=manifest, accept=CONFLICT) is not None
 
-    def job(self, name: str) -> JobState | None:
-        """The Job of that name."""
-        found = self._call(self._batch.read_namespaced_job, name, self._namespace, accept=(_NOT_FOUND,))
-        return job_state(found, DIGEST_ANNOTATION) if found else None
+    def read(self, kind: str, name: str) -> Json | None:
+        """An object by its kind and name; None where there is none."""
+        return self._ask("GET", kind, name, accept=NOT_FOUND)
 
-    def jobs(self, selector: str) -> list[JobState]:
-        """The Jobs with these labels."""
-        found = self._call(self._batch.list_namespaced_job, self._namespace, label_selector=selector)
-        return [job_state(job, DIGEST_ANNOTATION) for job in found.items]
+    def list(self, kind: str, labels: Mapping[str, str] | None = None, *, field: str = "") -> list[Json]:
+        """Objects of a kind, with these labels, or a field of a value."""
+        query = {"labelSelector": ",".join(f"{name}={value}" for name, value in (labels or {}).items())}
+        query |= {"fieldSelector": field} if field else {}
+        found = self._ask("GET", kind, query={name: value for name, value in query.items() if value})
+        return list((found or {}).get("items") or ())
 
-    def delete_job(self, name: str) -> None:
-        """Delete a Job, and its pod with it, if there is one."""
-        self._call(
-            self._batch.delete_namespaced_job,
-            name,
-            self._namespace,
-            propagation_policy="Foreground",
-            accept=(_NOT_FOUND,),
-        )
+    def delete(self, kind: str, name: str) -> None:
+        """Delete an object, and what it owns before it, if there is one."""
+        self._ask("DELETE", kind, name, body={"propagationPolicy": "Foreground"}, accept=NOT_FOUND)
 
-    def pods(self, job_name: str) -> list[PodState]:
-        """The pods of a Job, the newest last; also those that an owner's deletion left behind."""
-        selector = f"{JOB_LABEL}={job_name}"
-        found = self._call(self._core.list_namespaced_pod, self._namespace, label_selector=selector)
-        return sorted((pod_state(pod) for pod in found.items), key=lambda pod: pod.created_at)
-
-    def delete_pod(self, name: str) -> None:
-        """Delete a pod, if there is one."""
-        self._call(self._core.delete_namespaced_pod, name, self._namespace, accept=(_NOT_FOUND,))
-
-    def log(self, pod_name: str, *, since_time: str | None = None, last_lines: int | None = None) -> str:
-        """A pod's log, each line with its time stamp; empty while there is none."""
-        query = [("container", CONTAINER), ("timestamps", "true")]
-        query += [("sinceTime", since_time)] if since_time else []  # the generated client has no argument for it
-        query += [("tailLines", str(last_lines))] if last_lines else []
-        answer = self._call(
-            self._client.call_api,
-            "/api/v1/namespaces/{namespace}/pods/{name}/log",
+    def log(self, pod: str, container: str, **query: str) -> str:
+        """A container's log; empty while there is none. `query` is as the API has it: `sinceTime`, `tailLines`."""
+        answer: bytes | None = self._call(
+            f"{_PATHS['Pod']}/{pod}/log",
             "GET",
-            path_params={"namespace": self._namespace, "name": pod_name},
-            query_params=query,
+            query_params=[("container", container), *query.items()],
             header_params={"Accept": "*/*"},
-            auth_settings=["BearerToken"],
-            _return_http_data_only=True,
-            _preload_content=False,
-            accept=(_NOT_FOUND, _BAD_REQUEST),  # the pod is gone, or its container waits
+            _preload_content=False,  # the client would give the text of its bytes, as Python writes it
             finish=attrgetter("data"),
+            accept=(NOT_FOUND, BAD_REQUEST),  # the pod is gone, or its container waits
         )
         return answer.decode(errors="replace") if answer else ""
 
     def events(self, name: str) -> tuple[str, ...]:
         """What the cluster says about an object, the newest last; nothing where that may not be read."""
         try:
-            found = self._call(
-                self._core.list_namespaced_event, self._namespace, field_selector=f"involvedObject.name={name}"
-            )
+            found = self.list("Event", field=f"involvedObject.name={name}")
         except ConfigError:
             return ()
-        return tuple(f"{event.reason}: {event.message}" for event in found.items)[-3:]
+        return tuple(f"{event.get('reason')}: {event.get('message')}" for event in found)[-3:]
+
+    def _ask(
+        self,
+        method: str,
+        kind: str,
+        name: str = "",
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Json | None = None,
+        accept: int = 0,
+    ) -> Json | None:
+        found: Json | None = self._call(
+            _PATHS[kind] + (f"/{name}" if name else ""),
+            method,
+            query_params=list((query or {}).items()),
+            header_params={"Accept": "application/json", "Content-Type": "application/json"},
+            body=body,
+            response_types_map={200: "object", 201: "object", 202: "object"},
+            accept=(accept,),
+        )
+        return found
 
     def _call(
         self,
-        function: Callable[..., Any],
-        *args: Any,
-        accept: tuple[int, ...] = (),
+        path: str,
+        method: str,
+        *,
+        accept: tuple[int, ...],
         finish: Callable[[Any], Any] = lambda answer: answer,
         **options: Any,
     ) -> Any:
@@ -140,12 +140,22 @@ class Cluster:
 
         for wait in (*_WAITS_SECONDS, None):
             try:
-                return finish(function(*args, _request_timeout=_TIMEOUT_SECONDS, **options))
+                return finish(
+                    self._client.call_api(
+                        path,
+                        method,
+                        path_params={"namespace": self.namespace},
+                        auth_settings=["BearerToken"],
+                        _return_http_data_only=True,
+                        _request_timeout=self.timeout_seconds,
+                        **options,
+                    )
+                )
             except ApiException as error:
                 if error.status in accept:
                     return None
                 if error.status not in _BUSY:
-                    self._refuse(error)
+                    self._refuse(error, status_message(error))
                 problem, wanted = f"{error.status} {error.reason}", _retry_after(error)
             except urllib3.exceptions.HTTPError as error:
                 problem, wanted = str(error), 0.0
@@ -154,10 +164,9 @@ class Cluster:
                 time.sleep(min(max(wait, wanted), _LONGEST_WAIT_SECONDS))
         raise Transient(f"the cluster does not answer: {problem}", where=self._where, hint="try again later")
 
-    def _refuse(self, error: Any) -> NoReturn:
-        message = status_message(error)
-        if error.status in _NOT_ALLOWED:
-            hint = f"this account needs: {self.NEEDS}"
+    def _refuse(self, error: Any, message: str) -> NoReturn:
+        if error.status in NOT_ALLOWED:
+            hint = f"this account needs: {self._needs}"
             raise ConfigError(f"the cluster does not allow it: {message}", where=self._where, hint=hint) from error
         raise ConfigError(f"the cluster refuses it: {message}", where=self._where) from error
 

@@ -15,9 +15,19 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from llm_pipeline.adapters.kubernetes.adapter import KubernetesEnvironment
-from llm_pipeline.adapters.kubernetes.api import Cluster
-from llm_pipeline.adapters.kubernetes.job import WORK_LABEL, job_manifest
-from llm_pipeline.adapters.kubernetes.state import PodState, ending, waits_in_vain
+from llm_pipeline.adapters.kubernetes.api import Cluster, Json
+from llm_pipeline.adapters.kubernetes.job import CONTAINER, DIGEST_ANNOTATION, JOB_LABEL, WORK_LABEL, job_manifest
+from llm_pipeline.adapters.kubernetes.state import (
+    created_at,
+    ending,
+    has_ended,
+    has_started,
+    is_deleted,
+    is_lost,
+    job_has_ended,
+    name_of,
+    waits_in_vain,
+)
 from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.errors import PipelineError, StageCrashed, Transient, from_document
 from llm_pipeline.base.logging import get_logger
@@ -44,6 +54,7 @@ log = get_logger(__name__)
 
 _GONE_AFTER_SECONDS = 90.0
 _POLL_SECONDS = 0.2
+_NEEDS = "create, get, list and delete Jobs; list and delete Pods; get pods/log"
 _TAIL = 20
 _NUMBER = re.compile(r"-(\d+)(?:\.json)?$")
 
@@ -68,7 +79,7 @@ class KubernetesRunner:
         Raises:
             PipelineError: The cluster does not answer, or may not be asked.
         """
-        running = Cluster(environment.namespace, environment.context).jobs("")
+        running = Cluster(environment.namespace, environment.context, _NEEDS).list("Job")
         image = environment.image or "of the target"
         return f"namespace {environment.namespace} answers and has {len(running)} Jobs, image {image}"
 
@@ -85,23 +96,21 @@ class KubernetesRunner:
         cluster = self._cluster(placement.environment)
         digest = sha256_bytes(request.model_dump_json(indent=1).encode())
         base = job_base_name(request, digest)
-        there = cluster.jobs(f"{WORK_LABEL}={work_hash(request)}")
+        there = cluster.list("Job", {WORK_LABEL: work_hash(request)})
         for state in there:
-            job = self._job(placement, request, state.name, digest)
-            if state.request_digest == digest and not state.deleting and self.is_active(job):
+            job = self._job(placement, request, name_of(state), digest)
+            if _digest_of(state) == digest and not is_deleted(state) and self.is_active(job):
                 return job
         for state in there:
-            if not state.ended:  # an older configuration of the same stage: superseded
-                self._stop(cluster, state.name)
-        name = f"{base}-{self._next_number(base, request, [state.name for state in there])}"
+            if not job_has_ended(state):  # an older configuration of the same stage: superseded
+                self._stop(cluster, name_of(state))
+        name = f"{base}-{self._next_number(base, request, [name_of(state) for state in there])}"
         job = self._job(placement, request, name, digest)
         if "@" not in image:
             log.warning("the image is named by a tag, which may move: name its digest", image=image)
-        if cluster.create_job(
-            job_manifest(environment, image, request, job, withheld_secrets(request, self._deployment))
-        ):
+        if cluster.create(job_manifest(environment, image, request, job, withheld_secrets(request, self._deployment))):
             log.info("a Job runs the stage", job=name, namespace=environment.namespace, image=image)
-        elif (found := cluster.job(name)) is None or found.request_digest != digest:
+        elif (found := cluster.read("Job", name)) is None or _digest_of(found) != digest:
             raise Transient("a Job of another request has the name", where=name, hint="try again: it will be another")
         return job
 
@@ -112,19 +121,19 @@ class KubernetesRunner:
             Transient: The cluster cannot be reached.
         """
         cluster, now = self._cluster(job.environment), datetime.now(UTC)
-        state = cluster.job(job.name)
+        state = cluster.read("Job", job.name)
         if state is None:  # deleted; what its deletion left behind may still run
-            return any(not (pod.ended or pod.is_lost(now)) for pod in cluster.pods(job.name))
-        if state.ended or state.ready:
-            return not state.ended
-        pods = cluster.pods(job.name)
-        if pods and pods[-1].is_lost(now):
+            return any(not (has_ended(pod) or is_lost(pod, now)) for pod in _pods(cluster, job.name))
+        if job_has_ended(state) or state["status"].get("ready"):
+            return not job_has_ended(state)
+        pods = _pods(cluster, job.name)
+        pod = pods[-1] if pods else None
+        if pod and is_lost(pod, now):
             return False
-        return state.deleting or self._may_start(cluster, job, pods[-1] if pods else None, now - state.created_at)
-
-    def _may_start(self, cluster: Cluster, job: Job, pod: PodState | None, waited: timedelta) -> bool:
+        if is_deleted(state):
+            return True
         environment = environment_of(self._deployment, job.environment, KubernetesEnvironment)
-        overdue = waited > timedelta(minutes=environment.start_timeout_minutes)
+        overdue = now - created_at(state) > timedelta(minutes=environment.start_timeout_minutes)
         events = cluster.events(job.name) if overdue and pod is None else ()
         problem = waits_in_vain(pod, overdue=overdue, events=events)
         if problem is not None:
@@ -137,12 +146,17 @@ class KubernetesRunner:
         cluster = self._cluster(job.environment)
         pod_name = self._running_pods.get(job.name)
         if pod_name is None:
-            pods = cluster.pods(job.name)
-            if not pods or not pods[-1].started:
+            pods = _pods(cluster, job.name)
+            if not pods or not has_started(pods[-1]):
                 return [], offset
-            pod_name = self._running_pods[job.name] = pods[-1].name
-            log.info("the stage's pod has started", pod=pod_name, node=pods[-1].node, image=pods[-1].image_id)
-        return lines_after(cluster.log(pod_name, since_time=since(offset)), offset)
+            pod_name = self._running_pods[job.name] = name_of(pods[-1])
+            node, (container, *_) = pods[-1]["spec"].get("nodeName"), pods[-1]["status"]["containerStatuses"]
+            log.info("the stage's pod has started", pod=pod_name, node=node, image=container.get("imageID"))
+        since = {}
+        if offset:  # rounded down to whole seconds
+            seconds = offset // _LINES_PER_NANOSECOND // _NANOSECONDS
+            since = {"sinceTime": datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
+        return lines_after(cluster.log(pod_name, CONTAINER, timestamps="true", **since), offset)
 
     def outcome(self, job: Job) -> StageResult:
         """The result of a stage that has ended, from the store.
@@ -162,10 +176,12 @@ class KubernetesRunner:
                 return outcome
             raise from_document(outcome.error)
         cluster = self._cluster(job.environment)
-        pods = cluster.pods(job.name)
-        pod = pods[-1] if pods else None
-        how, advice = ending(cluster.job(job.name), pod, datetime.now(UTC))
-        lines = self._last_lines(cluster, pod)
+        pods = _pods(cluster, job.name)
+        how, advice = ending(cluster.read("Job", job.name), pods[-1] if pods else None, datetime.now(UTC))
+        lines = ["(its log is gone with its pod)"]
+        if pods:
+            tail = cluster.log(name_of(pods[-1]), CONTAINER, timestamps="true", tailLines=str(_TAIL))
+            lines, _ = lines_after(tail, 0)
         where, how = f"Job {job.name}", f"the stage ended without a result: {how}"
         raise crash(how, lines, where=where, again=advice, install=INSTALL_IN_IMAGE)
 
@@ -187,7 +203,7 @@ class KubernetesRunner:
     def _cluster(self, environment_name: str) -> Cluster:
         if environment_name not in self._clusters:
             environment = environment_of(self._deployment, environment_name, KubernetesEnvironment)
-            self._clusters[environment_name] = Cluster(environment.namespace, environment.context)
+            self._clusters[environment_name] = Cluster(environment.namespace, environment.context, _NEEDS)
         return self._clusters[environment_name]
 
     def _job(self, placement: Placement, request: StageRequest, name: str, digest: str) -> Job:
@@ -211,15 +227,15 @@ class KubernetesRunner:
         return max((int(found[1]) for name in ours if (found := _NUMBER.search(name))), default=0) + 1
 
     def _stop(self, cluster: Cluster, name: str) -> None:
-        cluster.delete_job(name)
+        cluster.delete("Job", name)
         deadline = time.monotonic() + _GONE_AFTER_SECONDS
         while time.monotonic() < deadline:
-            job, pods = cluster.job(name), cluster.pods(name)
+            job, pods = cluster.read("Job", name), _pods(cluster, name)
             if job is None and not pods:
                 return
             if job is None:
                 for pod in pods:  # left behind by somebody's deletion of the Job alone
-                    cluster.delete_pod(pod.name)
+                    cluster.delete("Pod", name_of(pod))
             time.sleep(_POLL_SECONDS)
         raise Transient(
             "the Job's pod does not end", where=f"Job {name}", hint="is its node lost? see kubectl get pods"
@@ -233,24 +249,20 @@ class KubernetesRunner:
         failure = StageFailure(release_id=release_id, stage=job.name, subject="", error=problem.to_document())
         replace_document(self._store, job.outcome_document, failure.model_dump(mode="json"))
 
-    def _last_lines(self, cluster: Cluster, pod: PodState | None) -> list[str]:
-        if pod is None:
-            return ["(its log is gone with its pod)"]
-        lines, _ = lines_after(cluster.log(pod.name, last_lines=_TAIL), 0)
-        return lines
+
+def _digest_of(job: Json) -> str:
+    """What a Job was submitted for; empty for somebody else's."""
+    return str((job["metadata"].get("annotations") or {}).get(DIGEST_ANNOTATION, ""))
+
+
+def _pods(cluster: Cluster, job_name: str) -> list[Json]:
+    """The pods of a Job, the newest last; also those that an owner's deletion left behind."""
+    return sorted(cluster.list("Pod", {JOB_LABEL: job_name}), key=created_at)
 
 
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?Z ")
 _LINES_PER_NANOSECOND = 1024
 _NANOSECONDS = 10**9
-
-
-def since(offset: int) -> str | None:
-    """The offset as the API's `sinceTime`, rounded down to whole seconds; None for the beginning."""
-    if not offset:
-        return None
-    seconds = offset // _LINES_PER_NANOSECOND // _NANOSECONDS
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def lines_after(text: str, offset: int) -> tuple[list[str], int]:

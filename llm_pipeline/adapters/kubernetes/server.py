@@ -6,15 +6,12 @@ the workload has it: a second candidate of the same release config and target is
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Iterator
-from operator import attrgetter
-from typing import Any, ClassVar
 
 from llm_pipeline.adapters.kubernetes.adapter import KubernetesServer
-from llm_pipeline.adapters.kubernetes.api import Cluster
-from llm_pipeline.adapters.kubernetes.state import PodState, pod_state, waits_in_vain
+from llm_pipeline.adapters.kubernetes.api import Cluster, Json
+from llm_pipeline.adapters.kubernetes.state import is_deleted, name_of, statuses, waits_in_vain
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.labels import LABEL_PREFIX
 from llm_pipeline.base.logging import get_logger
@@ -41,93 +38,11 @@ from llm_pipeline.serving.launch_plan import nodes_of
 from llm_pipeline.serving.server_log import telling_lines
 from llm_pipeline.serving.triton_server import ServerFailed, SlotBusy
 
-Manifest = dict[str, Any]
-
-_NOT_FOUND, _CONFLICT, _BAD_REQUEST = 404, 409, 400
-_RESOURCES = {
-    "Deployment": "/apis/apps/v1/namespaces/{namespace}/deployments",
-    "LeaderWorkerSet": "/apis/leaderworkerset.x-k8s.io/v1/namespaces/{namespace}/leaderworkersets",
-    "Service": "/api/v1/namespaces/{namespace}/services",
-}
+NEEDS = (
+    "create, get and delete Deployments (LeaderWorkerSets for servers over several nodes) and Services; "
+    "list Pods; get pods/log"
+)
 _TAIL = 200
-
-
-class ServingCluster(Cluster):
-    """One cluster, in one namespace, as server control uses it."""
-
-    NEEDS: ClassVar[str] = (
-        "create, get and delete Deployments (LeaderWorkerSets for servers over several nodes) and Services; "
-        "list Pods; get pods/log"
-    )
-
-    def create(self, manifest: Manifest) -> bool:
-        """Create an object; False when one of that name is there.
-
-        Raises:
-            ConfigError: The server refuses it.
-            Transient: The server cannot be reached, or is too busy.
-        """
-        made = self._object("POST", manifest["kind"], body=manifest, accept=(_CONFLICT,))
-        return made is not None
-
-    def read(self, kind: str, name: str) -> Manifest | None:
-        """An object by its kind and name."""
-        return self._object("GET", kind, name)
-
-    def delete(self, kind: str, name: str) -> None:
-        """Delete an object, and what it owns before it, if there is one."""
-        self._object("DELETE", kind, name, body={"propagationPolicy": "Foreground"})
-
-    def pods_with(self, labels: dict[str, str]) -> list[Any]:
-        """Pods with these labels, as the client's `V1Pod`."""
-        selector = ",".join(f"{name}={value}" for name, value in labels.items())
-        return list(self._call(self._core.list_namespaced_pod, self._namespace, label_selector=selector).items)
-
-    def pod_states(self, labels: dict[str, str]) -> list[PodState]:
-        """Their states; a pod whose init containers still wait counts as not started."""
-        return [_with_init_containers(pod) for pod in self.pods_with(labels)]
-
-    def last_log(self, pod: str, container: str, *, previous: bool) -> str:
-        """The end of a container's log, of its run before if it was started again; empty where there is none."""
-        answer: bytes | None = self._call(
-            self._core.read_namespaced_pod_log,
-            pod,
-            self._namespace,
-            container=container,
-            previous=previous,
-            tail_lines=_TAIL,
-            _preload_content=False,  # the client would give the text of its bytes, as Python writes it
-            finish=attrgetter("data"),
-            accept=(_NOT_FOUND, _BAD_REQUEST),
-        )
-        return answer.decode(errors="replace") if answer else ""
-
-    def _object(
-        self, method: str, kind: str, name: str = "", *, body: Manifest | None = None, accept: tuple[int, ...] = ()
-    ) -> Manifest | None:
-        found: Manifest | None = self._call(
-            self._client.call_api,
-            _RESOURCES[kind] + (f"/{name}" if name else ""),
-            method,
-            path_params={"namespace": self._namespace},
-            query_params=[("fieldValidation", "Strict")] if method == "POST" else [],
-            header_params={"Accept": "application/json", "Content-Type": "application/json"},
-            body=body,
-            response_types_map={200: "object", 201: "object", 202: "object"},
-            auth_settings=["BearerToken"],
-            _return_http_data_only=True,
-            accept=(_NOT_FOUND, *accept) if method != "POST" else accept,
-        )
-        return found
-
-
-def _with_init_containers(pod: Any) -> PodState:
-    state = pod_state(pod)
-    for status in pod.status.init_container_statuses or ():
-        if waiting := status.state and status.state.waiting:
-            return dataclasses.replace(state, started=False, waiting=(waiting.reason or "", waiting.message or ""))
-    return state
-
 
 log = get_logger(__name__)
 
@@ -149,7 +64,7 @@ class KubernetesControl:
         self._workload = workload_name(name, slot.target.name)
         self._service = workload_endpoint(name, slot.target.name)
         self._where = f"{self._kind} {self._workload}"
-        self._opened: ServingCluster | None = None
+        self._opened: Cluster | None = None
 
     @property
     def endpoint(self) -> Endpoint:
@@ -178,7 +93,7 @@ class KubernetesControl:
 
     def find(self) -> StagedServer | None:
         workload = self._cluster().read(self._kind, self._workload)
-        if workload is None or "deletionTimestamp" in workload["metadata"]:
+        if workload is None or is_deleted(workload):
             return None
         return StagedServer(endpoint=self.endpoint, digest=_digest_of(workload))
 
@@ -190,12 +105,12 @@ class KubernetesControl:
     def _wait_seconds(self, wanted: float) -> float:
         return max(wanted, 60.0 * self._place.manifests.startup_minutes)
 
-    def _cluster(self) -> ServingCluster:
+    def _cluster(self) -> Cluster:
         if self._opened is None:
-            self._opened = ServingCluster(self._place.manifests.namespace, self._place.context)
+            self._opened = Cluster(self._place.manifests.namespace, self._place.context, NEEDS)
         return self._opened
 
-    def _manifests(self, candidate: Candidate) -> Iterator[Manifest]:
+    def _manifests(self, candidate: Candidate) -> Iterator[Json]:
         """One server and no autoscaler; monitors and disruption budgets are for production."""
         if candidate.release is None:
             raise ConfigError("pods need a release's artifacts by name", where=self._where)
@@ -216,7 +131,7 @@ class KubernetesControl:
         workload = self._cluster().read(self._kind, self._workload)
         if workload is None:
             return
-        if "deletionTimestamp" in workload["metadata"]:
+        if is_deleted(workload):
             self._delete()
         elif _digest_of(workload) != candidate.digest:
             raise SlotBusy(
@@ -229,7 +144,7 @@ class KubernetesControl:
         while not self._is_ready():
             self._refuse_failed()
             if time.monotonic() > deadline:
-                pods = self._cluster().pod_states(self._labels)
+                pods = self._cluster().list("Pod", self._labels)
                 problem = waits_in_vain(pods[-1] if pods else None, overdue=True)
                 if isinstance(problem, ConfigError):
                     raise problem
@@ -250,23 +165,23 @@ class KubernetesControl:
 
     def _refuse_failed(self) -> None:
         """Raise when a container has ended badly: the cluster would start it again and again."""
-        for pod in self._cluster().pods_with(self._labels):
-            if pod.metadata.deletion_timestamp is None:
-                for status in (*(pod.status.init_container_statuses or ()), *(pod.status.container_statuses or ())):
-                    self._refuse_ended(pod.metadata.name, status)
+        for pod in self._cluster().list("Pod", self._labels):
+            for status in statuses(pod) if not is_deleted(pod) else ():
+                restarted = (status.get("lastState") or {}).get("terminated")
+                ended = restarted or (status.get("state") or {}).get("terminated")
+                if ended and ended["exitCode"]:
+                    raise self._failure(name_of(pod), status["name"], ended, previous=restarted is not None)
 
-    def _refuse_ended(self, pod: str, status: Any) -> None:
-        restarted = status.last_state.terminated if status.last_state else None
-        ended = restarted or (status.state.terminated if status.state else None)
-        if ended is None or ended.exit_code == 0:
-            return
-        text = self._cluster().last_log(pod, status.name, previous=restarted is not None)
-        lines = telling_lines(text) if status.name == "server" else "\n".join(text.splitlines()[-_SHOWN_LINES:])
-        raise ServerFailed(
-            f"container {status.name} ended while the server started: {ended.reason} "
-            f"(exit code {ended.exit_code}):\n{lines or '(no log)'}",
+    def _failure(self, pod: str, container: str, ended: Json, *, previous: bool) -> ServerFailed:
+        """How a container ended, with the end of its log; of its run before, if it was started again."""
+        before = {"previous": "true"} if previous else {}
+        text = self._cluster().log(pod, container, tailLines=str(_TAIL), **before)
+        lines = telling_lines(text) if container == "server" else "\n".join(text.splitlines()[-_SHOWN_LINES:])
+        return ServerFailed(
+            f"container {container} ended while the server started: {ended.get('reason')} "
+            f"(exit code {ended['exitCode']}):\n{lines or '(no log)'}",
             where=f"pod {pod}",
-            hint="raise memory_gib of the manifests" if ended.reason == "OOMKilled" else "see its last lines",
+            hint="raise memory_gib of the manifests" if ended.get("reason") == "OOMKilled" else "see its last lines",
         )
 
     def _delete(self) -> None:
@@ -276,21 +191,21 @@ class KubernetesControl:
         cluster.delete(self._kind, self._workload)
 
         def gone() -> bool:
-            return not (cluster.read(self._kind, self._workload) or cluster.pods_with(self._labels))
+            return not (cluster.read(self._kind, self._workload) or cluster.list("Pod", self._labels))
 
         if not wait_until(gone, _ENDING_SECONDS + self._place.manifests.drain_seconds, every=_POLL_SECONDS):
             hint = "is its node lost? see kubectl get pods; then run the stage staging_down again"
             raise Transient("the server's pods do not end", where=self._where, hint=hint)
 
 
-def _digest_of(workload: Manifest) -> str:
+def _digest_of(workload: Json) -> str:
     return str((workload["metadata"].get("annotations") or {}).get(_DIGEST_ANNOTATION, ""))
 
 
 def probe(place: KubernetesServer) -> str:
     """How many pods the namespace has; what `doctor` says of it."""
     namespace = place.manifests.namespace
-    pods = ServingCluster(namespace, place.context).pods_with({})
+    pods = Cluster(namespace, place.context, NEEDS).list("Pod")
     return f"namespace {namespace} answers and has {len(pods)} pods"
 
 

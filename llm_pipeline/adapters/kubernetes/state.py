@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
 
+from llm_pipeline.adapters.kubernetes.api import Json
 from llm_pipeline.base.errors import ConfigError, PipelineError, Transient
 
 _NEVER_STARTS = ("InvalidImageName", "ErrImageNeverPull")
@@ -30,103 +29,63 @@ _LOST_AFTER = timedelta(minutes=5)
 _AGAIN = "run it again: finished work is kept"
 
 
-@dataclass(frozen=True)
-class JobState:
-    """A Job, as far as the runner reads it.
-
-    Attributes:
-        request_digest: What it was submitted for; empty for somebody else's Job.
-        ended: It has succeeded or failed: no pod of it runs any more.
-        deleting: It was deleted, and waits for its pod to end.
-        ready: Pods of it that run.
-        reason: Why it failed, in one word of Kubernetes.
-        message: The same in more words.
-    """
-
-    name: str
-    request_digest: str
-    created_at: datetime
-    ended: bool
-    deleting: bool
-    ready: bool
-    reason: str
-    message: str
+def name_of(document: Json) -> str:
+    """The name of an object."""
+    return str(document["metadata"]["name"])
 
 
-@dataclass(frozen=True)
-class PodState:
-    """A Job's pod, as far as the runner reads it.
-
-    Attributes:
-        ended: None of its containers runs, or will.
-        started: Its container runs or ran.
-        waiting: Why its container does not run yet, in one word and in more.
-        unscheduled: Why no node takes it; empty when one did.
-        reason: Why it failed: the container's reason, or the pod's own.
-        message: The same in more words.
-        image_id: The image's digest as the node resolved it.
-        ends_by: When it is killed at the latest, once it was deleted.
-    """
-
-    name: str
-    created_at: datetime
-    node: str
-    ended: bool
-    started: bool
-    waiting: tuple[str, str]
-    unscheduled: str
-    reason: str
-    message: str
-    exit_code: int | None
-    image_id: str
-    ends_by: datetime | None
-
-    def is_lost(self, now: datetime) -> bool:
-        """Whether it should have ended long ago: its node does not answer, so it is unknown whether it still runs."""
-        return not self.ended and self.ends_by is not None and now - self.ends_by > _LOST_AFTER
+def created_at(document: Json) -> datetime:
+    """When an object was created."""
+    return datetime.fromisoformat(document["metadata"]["creationTimestamp"])
 
 
-def job_state(job: Any, digest_annotation: str) -> JobState:
-    """From the client's `V1Job`."""
-    conditions = {c.type: c for c in job.status.conditions or () if c.status == "True"}
-    failed = conditions.get("Failed")
-    return JobState(
-        name=job.metadata.name,
-        request_digest=(job.metadata.annotations or {}).get(digest_annotation, ""),
-        created_at=job.metadata.creation_timestamp,
-        ended="Complete" in conditions or failed is not None,
-        deleting=job.metadata.deletion_timestamp is not None,
-        ready=bool(job.status.ready),
-        reason=(failed.reason or "") if failed else "",
-        message=(failed.message or "") if failed else "",
+def is_deleted(document: Json) -> bool:
+    """Whether an object was deleted, and waits for what it owns to end."""
+    return "deletionTimestamp" in document["metadata"]
+
+
+def failure_of(job: Json) -> Json | None:
+    """The condition that says why a Job failed."""
+    return _conditions(job).get("Failed")
+
+
+def job_has_ended(job: Json) -> bool:
+    """Whether a Job has succeeded or failed: no pod of it runs any more."""
+    return bool(_conditions(job).keys() & {"Complete", "Failed"})
+
+
+def _conditions(document: Json) -> dict[str, Json]:
+    found = document.get("status", {}).get("conditions") or ()
+    return {one["type"]: one for one in found if one["status"] == "True"}
+
+
+def statuses(pod: Json) -> list[Json]:
+    """The statuses of a pod's containers, those of its init containers first."""
+    status = pod.get("status", {})
+    return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+
+
+def has_ended(pod: Json) -> bool:
+    """Whether none of a pod's containers runs, or will."""
+    return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+
+
+def has_started(pod: Json) -> bool:
+    """Whether a pod's container runs or ran; not while an init container waits."""
+    states = [one.get("state") or {} for one in statuses(pod)]
+    return (
+        bool(states) and bool(states[-1].keys() & {"running", "terminated"}) and not any("waiting" in s for s in states)
     )
 
 
-def pod_state(pod: Any) -> PodState:
-    """From the client's `V1Pod`."""
-    status = pod.status
-    container = status.container_statuses[0] if status.container_statuses else None
-    state = container.state if container else None
-    waiting = state.waiting if state else None
-    terminated = state.terminated if state else None
-    refused = [c for c in status.conditions or () if c.type == "PodScheduled" and c.status == "False"]
-    return PodState(
-        name=pod.metadata.name,
-        created_at=pod.metadata.creation_timestamp,
-        node=pod.spec.node_name or "",
-        ended=status.phase in ("Succeeded", "Failed"),
-        started=bool(terminated or (state and state.running)),
-        waiting=(waiting.reason or "", waiting.message or "") if waiting else ("", ""),
-        unscheduled=(refused[0].message or refused[0].reason or "") if refused else "",
-        reason=status.reason or (terminated.reason if terminated else "") or "",
-        message=status.message or (terminated.message if terminated else "") or "",
-        exit_code=terminated.exit_code if terminated else None,
-        image_id=(container.image_id or "") if container else "",
-        ends_by=pod.metadata.deletion_timestamp,
-    )
+def is_lost(pod: Json, now: datetime) -> bool:
+    """Whether it should have ended long ago: its node does not answer, so it is unknown whether it still runs."""
+    if has_ended(pod) or not is_deleted(pod):
+        return False
+    return now - datetime.fromisoformat(pod["metadata"]["deletionTimestamp"]) > _LOST_AFTER
 
 
-def waits_in_vain(pod: PodState | None, *, overdue: bool, events: tuple[str, ...] = ()) -> PipelineError | None:
+def waits_in_vain(pod: Json | None, *, overdue: bool, events: tuple[str, ...] = ()) -> PipelineError | None:
     """Why a pod that has not started never will; None while it may.
 
     Args:
@@ -134,9 +93,10 @@ def waits_in_vain(pod: PodState | None, *, overdue: bool, events: tuple[str, ...
         overdue: Whether the environment's `start_timeout_minutes` have passed.
         events: What the cluster says about the Job, when there is no pod.
     """
-    if pod is not None and pod.started:
+    if pod is not None and has_started(pod):
         return None
-    reason, message = pod.waiting if pod else ("", "")
+    waiting = [one["state"]["waiting"] for one in statuses(pod or {}) if "waiting" in (one.get("state") or {})]
+    reason, message = (waiting[0].get("reason") or "", waiting[0].get("message") or "") if waiting else ("", "")
     if not overdue and reason not in _NEVER_STARTS:
         return None
     if reason in _WRONG_CONFIGURATION:
@@ -144,26 +104,32 @@ def waits_in_vain(pod: PodState | None, *, overdue: bool, events: tuple[str, ...
     if pod is None:
         said = "; ".join(events) or "the cluster says nothing about it"
         return Transient(f"no pod was created: {said}", hint="check the namespace's quota, and the service account")
-    if pod.unscheduled:
-        return Transient(
-            f"no node takes the pod: {pod.unscheduled}",
-            hint="wait for a free node, or check node_selector, tolerations, gpus and memory_gib",
-        )
+    for condition in pod.get("status", {}).get("conditions") or ():
+        if (condition["type"], condition["status"]) == ("PodScheduled", "False"):
+            return Transient(
+                f"no node takes the pod: {condition.get('message') or condition.get('reason')}",
+                hint="wait for a free node, or check node_selector, tolerations, gpus and memory_gib",
+            )
     return Transient(
         f"the pod did not start in time: {reason or 'it waits'} {message}".rstrip(),
         hint="raise start_timeout_minutes, if the image is large",
     )
 
 
-def ending(job: JobState | None, pod: PodState | None, now: datetime) -> tuple[str, str]:
+def ending(job: Json | None, pod: Json | None, now: datetime) -> tuple[str, str]:
     """How a stage ended that left no outcome, and what to do about it."""
-    if job is not None and job.reason == _OUT_OF_TIME:  # the Job's controller has removed the pod
-        return f"{_OUT_OF_TIME}: {job.message}", _ADVICE[_OUT_OF_TIME]
+    failure = failure_of(job) if job else None
+    if failure and failure.get("reason") == _OUT_OF_TIME:  # the Job's controller has removed the pod
+        return f"{_OUT_OF_TIME}: {failure.get('message')}", _ADVICE[_OUT_OF_TIME]
     if pod is None:
         what = "pod is gone: its node was lost, or it was deleted" if job else "Job is gone: somebody deleted it"
         return f"its {what}", _AGAIN
-    if pod.is_lost(now):
-        return f"its node {pod.node} does not answer", "delete the node, or the pod by force; then run it again"
-    code = "" if pod.exit_code is None else f" (exit code {pod.exit_code})"
-    message = f": {pod.message}" if pod.message else ""
-    return f"{pod.reason or 'it ended'}{code}{message} on node {pod.node}", _ADVICE.get(pod.reason, _AGAIN)
+    node, status = pod["spec"].get("nodeName", ""), pod["status"]
+    if is_lost(pod, now):
+        return f"its node {node} does not answer", "delete the node, or the pod by force; then run it again"
+    terminated = next(((one.get("state") or {}).get("terminated") for one in reversed(statuses(pod))), None) or {}
+    reason = status.get("reason") or terminated.get("reason") or ""
+    message = status.get("message") or terminated.get("message")
+    code = f" (exit code {terminated['exitCode']})" if "exitCode" in terminated else ""
+    said = f": {message}" if message else ""
+    return f"{reason or 'it ended'}{code}{said} on node {node}", _ADVICE.get(reason, _AGAIN)

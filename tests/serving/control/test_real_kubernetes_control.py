@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from documented_roles import documented_rules, without
 
 from llm_pipeline.adapters.kubernetes.adapter import SERVER, KubernetesServer
-from llm_pipeline.adapters.kubernetes.server import ServingCluster
+from llm_pipeline.adapters.kubernetes.server import NEEDS
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.serving.control import ServerControl, StagedServer, open_control
 from llm_pipeline.serving.triton_server import ServerFailed, SlotBusy
@@ -128,4 +128,4 @@ def test_each_permission_that_is_missing_is_one_error_that_names_it(
     candidate = candidate_of(make_repository(broken="so that its log is looked at"))
     with pytest.raises(ConfigError, match=rf'cannot {verb} resource "{resource}" .* in the namespace') as caught:
         control.start(candidate, wait_seconds=30)
-    assert caught.value.hint == f"this account needs: {ServingCluster.NEEDS}"
+    assert caught.value.hint == f"this account needs: {NEEDS}"
