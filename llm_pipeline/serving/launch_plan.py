@@ -1,4 +1,4 @@
-"""How the servers of a target are started, as data: processes by rank, their arguments, GPUs, nodes and environment.
+"""How the server of a target is started, as data: its command, GPUs, nodes and environment.
 
     plan = launch_plan(target, repository="/srv/view", ports=ports)
     plan.mode, plan.nodes, plan.command
@@ -62,49 +62,27 @@ class MpiHosts(ConfigModel):
     ssh_options: tuple[str, ...] = ()
 
 
-class RankProcess(ConfigModel):
-    """One process of a plan.
-
-    Attributes:
-        rank: Its rank; 0 answers requests.
-        node: The node it runs on, from 0.
-        arguments: Its program and arguments.
-    """
-
-    rank: int
-    node: int
-    arguments: tuple[str, ...]
-
-
 class LaunchPlan(ConfigModel):
     """How to start one server, over as many processes and nodes as it takes.
 
     Attributes:
-        target: The target's name.
         mode: How its ranks are started.
-        world_size: Ranks of one engine instance.
         nodes: Hosts that it takes.
         gpus_per_node: GPUs that it takes of each; 0 on a CPU.
-        processes: What runs, by rank, without workers that a process starts itself.
-        command: What is started on the first node: the first process, or the launcher of all of them.
+        command: What is started on the first node: the server, or mpirun with those of all ranks.
         environment: Variables of every process; no secrets.
         working_directory: Where every process starts: its view of the model repository.
-        ports: Ports of rank 0.
         ready_path: HTTP path that answers 200 when the model takes requests.
         live_path: HTTP path that answers 200 while the server lives.
         shared_memory_gib: Advised size of `/dev/shm` on each node.
     """
 
-    target: str
     mode: LaunchMode
-    world_size: int
     nodes: int
     gpus_per_node: int
-    processes: tuple[RankProcess, ...]
     command: tuple[str, ...]
     environment: dict[str, str]
     working_directory: str
-    ports: ServerPorts
     ready_path: str = f"/v2/models/{MODEL_NAME}/ready"
     live_path: str = "/v2/health/live"
     shared_memory_gib: int = Field(ge=1)
@@ -141,7 +119,7 @@ def require_launchable(target: Target, *, host_names: Sequence[str] = ()) -> Non
         problems.append(f"{nodes} nodes are needed, and it is one process")
     if host_names and len(host_names) != nodes:
         problems.append(f"{len(host_names)} hosts are named, {nodes} are needed")
-    if mode == "leader" and nodes > 1 and not host_names:
+    if mode != "single" and nodes > 1 and not host_names:
         problems.append("mpirun must know the hosts by name")
     if problems:
         raise Unsupported("; ".join(problems), where=f"target {target.name}, started as {mode}")
@@ -162,7 +140,7 @@ def launch_plan(
         target: What is served, and on which GPUs.
         repository: Absolute path of the server's view of the model repository, the same on every node.
         ports: Ports of rank 0.
-        hosts: Nodes by name, and how mpirun reaches them. None for one node, or where Slurm knows the nodes.
+        hosts: Nodes by name, and how mpirun reaches them; None for one node.
         digest: Digest of the repository, which becomes part of the server's name.
         drain_seconds: Longest wait for requests in flight when the server is told to end.
 
@@ -174,7 +152,7 @@ def launch_plan(
         raise ConfigError(f"not an absolute path without blanks: {repository!r}", where=f"target {target.name}")
     require_launchable(target, host_names=hosts.names if hosts else ())
     mode, nodes, ranks = launch_mode(target), nodes_of(target), target.parallelism.world_size
-    each = -(-target.accelerator_count // nodes)  # mpirun and srun fill one node after the other
+    each = -(-target.accelerator_count // nodes)  # mpirun fills one node after the other
     shared = (
         _SERVER,
         f"--model-repository={repository}",
@@ -193,53 +171,32 @@ def launch_plan(
         "--strict-readiness=false",  # each model's own readiness counts
         "--log-format=ISO8601",
     )
-    arguments: list[tuple[str, ...]] = [answering]
-    if mode == "multi_node_launcher":  # the launcher starts the command on rank 0 only
-        arguments = [(_LLM_API_LAUNCHER, *answering)] * ranks
-    elif mode == "leader":
-        silent = [f"--allow-{endpoint}=false" for endpoint in ("http", "grpc", "metrics")]
-        arguments += [
-            (
-                *shared,
-                f"--backend-config=python,shm-region-prefix-name={_SEGMENTS}_{rank}_",
-                f"--load-model={ENGINE_MODEL}",
-                *silent,
-            )
-            for rank in range(1, ranks)
-        ]
+    command = answering
+    if mode != "single":
+        start, exported = [_MPIRUN], list[str]()
+        if hosts:
+            slots = ",".join(f"{name}:{each}" for name in hosts.names)
+            ssh = " ".join(["-p", str(hosts.ssh_port), *hosts.ssh_options])
+            start = [_MPIRUN_BY_PATH, "--host", slots, "--mca", "plm_rsh_args", ssh]
+            # Open MPI applies `-x` to one program of several only, and forwards no other variable over SSH.
+            exported = [word for name in (*_FORWARDED, *OFFLINE) for word in ("-x", name)]
+        if mode == "multi_node_launcher":  # the launcher starts the command on rank 0 only
+            command = (*start, "-n", str(ranks), *exported, _LLM_API_LAUNCHER, *answering)
+        else:
+            command = (*start, "-n", "1", *exported, *answering)
+            for rank in range(1, ranks):
+                command += (
+                    *(":", "-n", "1", *exported, *shared),
+                    f"--backend-config=python,shm-region-prefix-name={_SEGMENTS}_{rank}_",
+                    f"--load-model={ENGINE_MODEL}",
+                    *(f"--allow-{endpoint}=false" for endpoint in ("http", "grpc", "metrics")),
+                )
     return LaunchPlan(
-        target=target.name,
         mode=mode,
-        world_size=ranks,
         nodes=nodes,
         gpus_per_node=each,
-        processes=tuple(
-            RankProcess(rank=rank, node=rank // max(1, each), arguments=one) for rank, one in enumerate(arguments)
-        ),
-        command=_launcher_command(mode, arguments, nodes, each, hosts),
+        command=command,
         environment=OFFLINE,
         working_directory=repository,
-        ports=ports,
         shared_memory_gib=max(_LEAST_SHARED_MEMORY_GIB, _SHARED_MEMORY_GIB_PER_GPU * each),
     )
-
-
-def _launcher_command(
-    mode: LaunchMode, ranks: Sequence[tuple[str, ...]], nodes: int, gpus: int, hosts: MpiHosts | None
-) -> tuple[str, ...]:
-    """What is started on the first node: by Slurm where the nodes of the LLM API have no names, else by mpirun."""
-    if mode == "single":
-        return ranks[0]
-    if mode == "multi_node_launcher" and hosts is None:
-        return ("srun", "-N", str(nodes), f"--ntasks-per-node={gpus}", "--mpi=pmix", *ranks[0])
-    start, exported = [_MPIRUN], list[str]()
-    if hosts:
-        slots = ",".join(f"{name}:{gpus}" for name in hosts.names)
-        ssh = " ".join(["-p", str(hosts.ssh_port), *hosts.ssh_options])
-        start = [_MPIRUN_BY_PATH, "--host", slots, "--mca", "plm_rsh_args", ssh]
-        # Open MPI applies `-x` to one program of several only, and forwards no other variable over SSH.
-        exported = [word for name in (*_FORWARDED, *OFFLINE) for word in ("-x", name)]
-    if mode == "multi_node_launcher":
-        return (*start, "-n", str(len(ranks)), *exported, *ranks[0])
-    contexts = [("-n", "1", *exported, *rank) for rank in ranks]
-    return (*start, *contexts[0], *(word for context in contexts[1:] for word in (":", *context)))

@@ -126,7 +126,7 @@ class DockerControl:
             drain_seconds=_EXIT_SECONDS,
         )
         if plan.nodes > 1:
-            where = f"target {plan.target}"
+            where = f"target {self._slot.target.name}"
             raise Unsupported(f"it takes {plan.nodes} hosts, and a container has one", where=where, hint="use pods")
         return plan
 
