@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llm_pipeline.adapters.docker.image import repository_of
+from llm_pipeline.adapters.docker.engine import repository_of
 from llm_pipeline.base.errors import ConfigError, StageCrashed
 from llm_pipeline.runners.runner import Placement
 

@@ -97,7 +97,7 @@ class DockerServer(ServerPorts, ServerModel):
 
 
 _FOLDER = "llm_pipeline.adapters.docker"
-_ENGINE = OnCall(f"{_FOLDER}.connection:engine_and_image")
+_ENGINE = OnCall(f"{_FOLDER}.engine:engine_and_image")
 
 
 def _probe(settings: DockerEnvironment | DockerServer) -> str:

@@ -11,8 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from llm_pipeline.adapters.docker.adapter import DockerEnvironment, Mount
-from llm_pipeline.adapters.docker.connection import Containers, confined, engine_answers, handed_on
-from llm_pipeline.adapters.docker.image import ResolvedImage, resolve_image
+from llm_pipeline.adapters.docker.engine import (
+    Engine,
+    Image,
+    confined,
+    engine_answers,
+    gpu_request,
+    handed_on,
+    how_it_ended,
+)
 from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.directory_listing import list_directories
 from llm_pipeline.base.durable import replace_durably
@@ -35,10 +42,6 @@ from llm_pipeline.store.provenance import CONTAINER_VARIABLE
 log = get_logger(__name__)
 
 _GRACE_SECONDS = 20
-_ACTIVE = ("running", "paused", "restarting", "removing")
-_SERVER_ERROR = 500
-_WRONG_CONFIGURATION = ("executable file not found", "no such file or directory", "could not select device driver")
-"""What engines answer with a server's error (5xx) though the request is at fault."""
 
 
 class DockerRunner:
@@ -47,7 +50,7 @@ class DockerRunner:
     def __init__(self, deployment: Deployment) -> None:
         self._deployment = deployment
         self._work_root = Path(deployment.work_root)
-        self._containers = Containers()
+        self._engine = Engine()
 
     def submit(self, request: StageRequest, placement: Placement) -> Job:
         """Start a stage; the same request while its container still runs gives that job.
@@ -67,24 +70,25 @@ class DockerRunner:
             job = self._job(placement, base, number, name, digest)
             if number and self.is_active(job):
                 return job
-            self._remove_others(base)
+            # Earlier attempts go: an older configuration of the stage is superseded, a crashed one was looked at.
+            for record in (directory / "container" for directory in list_directories(base)):
+                if record.exists() and (earlier := record.read_text()):  # an empty one is left by a power cut
+                    self._engine.remove(earlier, grace_seconds=_GRACE_SECONDS)
             job = self._job(placement, base, number + 1, name, digest)
-            resolved = resolve_image(self._containers.engine, image)
+            resolved = self._engine.image(image)
             job.directory.mkdir()
             request_path(job).write_text(text)
-            options = container_options(
-                environment, resolved, request, job, withheld_secrets(request, self._deployment)
-            )
+            withheld = withheld_secrets(request, self._deployment)
+            options = _container_options(environment, resolved, request, job, withheld)
             replace_durably(job.directory / "container", job.name.encode())
-            self._start(options | self._sdk_options(environment, request), job)
+            self._engine.start(options, hint="check image, python, mounts, gpus and network of the environment")
             log.info("a container runs the stage", container=job.name, image=resolved.recorded)
             return job
 
     def is_active(self, job: Job) -> bool:
         """Whether the stage's container still runs."""
         with engine_answers():
-            container = self._containers.find(job.name)
-            return container is not None and container.status in _ACTIVE
+            return self._engine.is_active(job.name)
 
     def read_log(self, job: Job, offset: int) -> tuple[list[str], int]:
         """Whole log lines from a byte offset on, and the offset to go on from."""
@@ -101,7 +105,11 @@ class DockerRunner:
         if not job.result.exists():
             with engine_answers():
                 raise self._crash(job)
-        self._remove(job)
+        try:
+            with engine_answers():
+                self._engine.remove(job.name, grace_seconds=_GRACE_SECONDS)
+        except Transient as error:  # an engine that is away is no reason to lose an outcome
+            log.warning("the container of an ended stage was not removed", container=job.name, reason=error.message)
         if result := read_outcome(job):
             return result
         raise StageCrashed("the stage's outcome cannot be understood", where=str(job.result), hint="run it again")
@@ -109,7 +117,7 @@ class DockerRunner:
     def cancel(self, job: Job) -> None:
         """Stop the container, and with it everything in it."""
         with engine_answers():
-            if container := self._containers.find(job.name):
+            if container := self._engine.find(job.name):
                 container.stop(timeout=_GRACE_SECONDS)
 
     def _job(self, placement: Placement, base: Path, number: int, name: str, digest: str) -> Job:
@@ -121,63 +129,13 @@ class DockerRunner:
             request_digest=digest,
         )
 
-    def _remove_others(self, base: Path) -> None:
-        """Earlier attempts go: an older configuration of the same stage is superseded, a crashed one was looked at."""
-        for record in (directory / "container" for directory in list_directories(base)):
-            name = record.read_text() if record.exists() else ""
-            if name and (container := self._containers.find(name)):  # an empty record is one that a power cut left
-                if container.status in _ACTIVE:
-                    container.stop(timeout=_GRACE_SECONDS)
-                container.remove(force=True)
-
-    def _sdk_options(self, environment: DockerEnvironment, request: StageRequest) -> dict[str, Any]:
-        from docker.types import DeviceRequest, Mount
-
-        mounts = container_mounts(environment, request)
-        for mount in mounts:
-            if mount.writable:
-                Path(mount.source).mkdir(parents=True, exist_ok=True)  # else the engine makes it, as root
-        options: dict[str, Any] = {
-            "mounts": [
-                Mount(mount.path or mount.source, mount.source, type="bind", read_only=not mount.writable)
-                for mount in mounts
-            ]
-        }
-        if environment.gpus:
-            asked: dict[str, Any] = {"count": -1 if environment.gpus == "all" else environment.gpus}
-            if request.gpu_indices is not None:
-                asked = {"device_ids": [str(gpu) for gpu in request.gpu_indices]}
-            options["device_requests"] = [DeviceRequest(**asked, capabilities=[["gpu"]])]
-        return options
-
-    def _remove(self, job: Job) -> None:
-        """An engine that is away is no reason to lose an outcome."""
-        try:
-            with engine_answers():
-                if container := self._containers.find(job.name):
-                    container.remove(force=True)
-        except Transient as error:
-            log.warning("the container of an ended stage was not removed", container=job.name, reason=error.message)
-
-    def _start(self, options: dict[str, Any], job: Job) -> None:
-        from docker.errors import APIError
-
-        container = None
-        try:
-            container = self._containers.engine.containers.create(**options)
-            container.start()
-        except APIError as error:
-            if container is not None:
-                container.remove(force=True)
-            raise _refused(error, job) from error
-
     def _crash(self, job: Job) -> StageCrashed | ConfigError:
-        container = self._containers.find(job.name)
+        container = self._engine.find(job.name)
         lines, _ = read_lines(job.log, 0)
         if container is None:
             how = "its container is gone"
         else:
-            how = _ending(container.attrs)
+            how = how_it_ended(container)
             lines = lines or container.logs(tail=20).decode(errors="replace").splitlines()
         return crash(
             f"the stage ended without a result: {how}",
@@ -188,41 +146,44 @@ class DockerRunner:
         )
 
 
-def _ending(attributes: dict[str, Any]) -> str:
-    state = attributes["State"]
-    if state.get("OOMKilled"):
-        limit = attributes["HostConfig"].get("Memory") or 0
-        return f"out of host memory (memory_gib: {limit / 2**30:g})" if limit else "out of host memory"
-    return f"exit code {state['ExitCode']} {state.get('Error') or ''}".rstrip()
-
-
-def _refused(error: Any, job: Job) -> ConfigError | Transient:
-    explanation = error.explanation or str(error)
-    at_fault = error.status_code < _SERVER_ERROR or any(sign in explanation for sign in _WRONG_CONFIGURATION)
-    family = ConfigError if at_fault else Transient
-    return family(
-        f"the engine does not start the stage: {explanation}",
-        where=f"container {job.name}",
-        hint="check image, python, mounts, gpus and network of the environment",
-    )
-
-
-def container_options(
-    environment: DockerEnvironment, image: ResolvedImage, request: StageRequest, job: Job, withheld: frozenset[str]
+def _container_options(
+    environment: DockerEnvironment, image: Image, request: StageRequest, job: Job, withheld: frozenset[str]
 ) -> dict[str, Any]:
-    """Keyword arguments for `containers.create`, but for mounts and GPU requests, which are types of the SDK.
+    """Keyword arguments for `containers.create`.
 
-    Of the environment's variables the `withheld` ones are left out: secrets that this stage does not need.
+    Where the stage works and what it publishes to may be written, the rest as configured. Of the environment's
+    variables the `withheld` ones are left out: secrets that this stage does not need.
 
     Raises:
         ConfigError: A variable that is to be handed on is not set here.
     """
+    from docker import types
+
+    writable = [request.work_root]
+    if store := request.store.directory:
+        writable.append(str(store))
+    if request.store.cache and not Path(request.store.cache).is_relative_to(request.work_root):
+        writable.append(request.store.cache)
+    mounts = (*(Mount(source=path, writable=True) for path in writable), *environment.mounts)
+    for mount in mounts:
+        if mount.writable:
+            Path(mount.source).mkdir(parents=True, exist_ok=True)  # else the engine makes it, as root
+    count = -1 if environment.gpus == "all" else environment.gpus
+    given = handed_on([name for name in environment.variables if name not in withheld])
     return {
         "image": image.run,
         "name": job.name,
-        "command": stage_command(environment.python, request, job),
-        "environment": _variables(environment, image, withheld),
+        "command": [
+            *(environment.python, "-m", "llm_pipeline", "stage", "run", request.stage),
+            *("--request", str(request_path(job)), "--result", str(job.result), "--log", str(job.log)),
+        ],
+        "environment": given | STAGE_VARIABLES | {"HOME": "/tmp", CONTAINER_VARIABLE: image.recorded},  # noqa: S108
         "labels": request_labels(request),
+        "mounts": [
+            types.Mount(mount.path or mount.source, mount.source, type="bind", read_only=not mount.writable)
+            for mount in mounts
+        ],
+        "device_requests": gpu_request(count, request.gpu_indices) if count else [],
         **confined(
             environment.user,
             network=environment.network,
@@ -230,24 +191,3 @@ def container_options(
             memory_gib=environment.memory_gib,
         ),
     }
-
-
-def stage_command(python: str, request: StageRequest, job: Job) -> list[str]:
-    """The stage's argument list; request, outcome and log are files of the job's directory."""
-    command = [python, "-m", "llm_pipeline", "stage", "run", request.stage, "--request", str(request_path(job))]
-    return [*command, "--result", str(job.result), "--log", str(job.log)]
-
-
-def container_mounts(environment: DockerEnvironment, request: StageRequest) -> tuple[Mount, ...]:
-    """Every mount: where the stage works and what it publishes to may be written, the rest as configured."""
-    writable = [request.work_root]
-    if store := request.store.directory:
-        writable.append(str(store))
-    if request.store.cache and not Path(request.store.cache).is_relative_to(request.work_root):
-        writable.append(request.store.cache)
-    return (*(Mount(source=path, writable=True) for path in writable), *environment.mounts)
-
-
-def _variables(environment: DockerEnvironment, image: ResolvedImage, withheld: frozenset[str]) -> dict[str, str]:
-    given = handed_on([name for name in environment.variables if name not in withheld])
-    return given | STAGE_VARIABLES | {"HOME": "/tmp", CONTAINER_VARIABLE: image.recorded}  # noqa: S108

@@ -7,13 +7,11 @@ speaks OpenAI's API in front of it runs on this host.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from llm_pipeline.adapters.docker.adapter import DockerServer
-from llm_pipeline.adapters.docker.connection import Containers, confined, engine_answers, handed_on
-from llm_pipeline.adapters.docker.image import resolve_image
+from llm_pipeline.adapters.docker.engine import Engine, confined, engine_answers, gpu_request, handed_on, how_it_ended
 from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.errors import ConfigError, Transient, Unsupported
 from llm_pipeline.base.labels import LABEL_PREFIX, label_value
@@ -42,7 +40,7 @@ class DockerControl:
     def __init__(self, place: DockerServer, slot: StagingSlot) -> None:
         self._place = place
         self._slot = slot
-        self._containers = Containers()
+        self._engine = Engine()
 
     @property
     def name(self) -> str:
@@ -60,10 +58,11 @@ class DockerControl:
                 return self._same_or_refuse(running, candidate)
             self._remove()
             plan = self._plan(candidate)
-            image = resolve_image(self._containers.engine, self._image())
+            image = self._engine.image(self._image())
             link_repository(candidate.repository, self._view, candidate.links)
             try:
-                container = self._run(image.run, plan, candidate)
+                options = self._options(image.run, plan, candidate)
+                container = self._engine.start(options, hint="check image, ports, gpus and user of the staging place")
                 start_openai(self._slot.state, self._place, candidate.repository, candidate.digest)
                 seconds = await_model(self.endpoint, wait_seconds, lambda: self._refuse_ended(container))
             except BaseException:
@@ -88,7 +87,7 @@ class DockerControl:
         return self._slot.state.absolute() / "repository"
 
     def _running(self) -> Any:
-        container = self._containers.find(self.name)
+        container = self._engine.find(self.name)
         return container if container is not None and container.status == "running" else None
 
     def _same_or_refuse(self, container: Any, candidate: Candidate) -> StagedServer:
@@ -130,22 +129,12 @@ class DockerControl:
             raise Unsupported(f"it takes {plan.nodes} hosts, and a container has one", where=where, hint="use pods")
         return plan
 
-    def _run(self, image: str, plan: LaunchPlan, candidate: Candidate) -> Any:
-        from docker.errors import APIError
-
-        try:
-            container = self._containers.engine.containers.create(**self._options(image, plan, candidate))
-            container.start()
-        except APIError as error:
-            raise ConfigError(
-                f"the engine does not start the server: {error.explanation or error}",
-                where=f"container {self.name}",
-                hint="check image, ports, gpus and user of the staging place",
-            ) from error
-        return container
-
     def _options(self, image: str, plan: LaunchPlan, candidate: Candidate) -> dict[str, Any]:
+        """Links of the view lead to the same paths inside."""
+        from docker.types import Mount
+
         place, target = self._place, self._slot.target
+        read = dict.fromkeys(path.absolute() for path in (candidate.repository, *candidate.links.values()))
         return {
             "image": image,
             "name": self.name,
@@ -164,29 +153,12 @@ class DockerControl:
                 shared_memory_gib=plan.shared_memory_gib,
                 memory_gib=place.memory_gib,
             ),
-            "mounts": list(self._mounts(candidate)),
-            "device_requests": list(self._gpus()),
+            "mounts": [
+                Mount(str(self._view), str(self._view), type="bind"),
+                *(Mount(str(path), str(path), type="bind", read_only=True) for path in read),
+            ],
+            "device_requests": [] if target.accelerator == "cpu" else gpu_request(-1, place.gpus),
         }
-
-    def _mounts(self, candidate: Candidate) -> Iterator[Any]:
-        """Links of the view lead to the same paths inside."""
-        from docker.types import Mount
-
-        yield Mount(str(self._view), str(self._view), type="bind")
-        for source in dict.fromkeys(
-            (candidate.repository.absolute(), *(p.absolute() for p in candidate.links.values()))
-        ):
-            yield Mount(str(source), str(source), type="bind", read_only=True)
-
-    def _gpus(self) -> Iterator[Any]:
-        from docker.types import DeviceRequest
-
-        if self._slot.target.accelerator == "cpu":
-            return
-        if self._place.gpus is None:
-            yield DeviceRequest(count=-1, capabilities=[["gpu"]])
-        else:
-            yield DeviceRequest(device_ids=[str(gpu) for gpu in self._place.gpus], capabilities=[["gpu"]])
 
     def _refuse_ended(self, container: Any) -> None:
         if openai_has_ended(self._slot.state):
@@ -196,10 +168,8 @@ class DockerControl:
             return
         path = self._slot.state / "server.log"
         path.write_bytes(container.logs(tail=_LOG_LINES))
-        state = container.attrs["State"]
-        how = "out of host memory" if state.get("OOMKilled") else f"exit code {state['ExitCode']}"
         raise ServerFailed(
-            f"the server ended while it started ({how}):\n{failure_lines(path)}",
+            f"the server ended while it started ({how_it_ended(container)}):\n{failure_lines(path)}",
             where=f"container {self.name}",
             hint=f"the end of its log is {path}",
         )
@@ -207,11 +177,6 @@ class DockerControl:
     def _remove(self) -> None:
         """Its processes, its shared memory and its hold on GPUs end with the container."""
         stop_openai(self._slot.state)
-        container = self._containers.find(self.name)
-        if container is None:
-            return
-        if container.status in ("running", "paused", "restarting"):
-            container.stop(timeout=_GRACE_SECONDS)
-        container.remove(force=True)
-        if self._containers.find(self.name) is not None:
+        self._engine.remove(self.name, grace_seconds=_GRACE_SECONDS)
+        if self._engine.find(self.name) is not None:
             raise Transient("the container is not gone yet", where=f"container {self.name}", hint="try again")

@@ -108,10 +108,17 @@ def test_a_wrong_place_is_refused_and_leaves_nothing(engine, place, staging_slot
 def test_gpus_are_asked_for_by_the_numbers_of_the_place(place, staging_slot):
     h100 = staging_slot.target.model_copy(update={"accelerator": "H100-SXM5-80GB"})
     slot = StagingSlot(staging_slot.state, "demo", h100)
-    some = DockerControl(place.model_copy(update={"gpus": (2, 3)}), slot)
-    assert [request["DeviceIDs"] for request in some._gpus()] == [["2", "3"]]
-    assert [request["Count"] for request in DockerControl(place, slot)._gpus()] == [-1]
-    assert list(DockerControl(place, staging_slot)._gpus()) == []
+    candidate = Candidate(staging_slot.state, "c" * 64)
+
+    def asked(control: DockerControl) -> list[Any]:
+        found: list[Any] = control._options("image", control._plan(candidate), candidate)["device_requests"]
+        return found
+
+    (some,) = asked(DockerControl(place.model_copy(update={"gpus": (2, 3)}), slot))
+    assert some["DeviceIDs"] == ["2", "3"]
+    (everything,) = asked(DockerControl(place, slot))
+    assert everything["Count"] == -1
+    assert asked(DockerControl(place, staging_slot)) == []
 
 
 def test_an_engine_that_is_away_may_be_asked_again(place, staging_slot, monkeypatch):
