@@ -30,6 +30,8 @@ LLAMA_3_8B = {
     "num_key_value_heads": 8, "vocab_size": 128_256,
 }  # fmt: skip
 """config.json of meta-llama/Meta-Llama-3-8B: 8.03 billion parameters."""
+LLAMA_3_1B = LLAMA_3_8B | {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
+"""The layers of meta-llama/Llama-3.2-1B, with heads of 64, and a head of its own: 1.5 billion parameters."""
 SMOKE = {
     "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 4096,

@@ -9,11 +9,12 @@ Every part is the one that production runs: the local hub and its download, mode
 load test, Envoy with users behind it while the canary runs. Steps can be asked for one by one (`--step`); what an
 earlier one left in `--work` is used. The second release is in FP8, by modelopt, or by `--second` a checkpoint such as
 others publish. `killed` releases what is not in production, bfloat16 after the second release, with the candidate's
-server killed under the canary's traffic: that is rolled back, and no whole answer may be lost. `--mixture` releases a
-mixture of experts in FP8, scored by vLLM, and nothing else. `--objective cost` releases, in place of all that, what
-produces a million output tokens for the least money, of `--recipes` and `--variants`. `--pretrained` takes a chat model
-that was trained by others in place of the one made here. Prints what became of each stage and one line a goal; exit
-code 1 when one is missed. `release.json` has the date, the machine and the versions.
+server killed under the canary's traffic, or one of its workers, or with `--fault hung` its engine stopped: that is
+rolled back, and no whole answer may be lost. `--mixture` releases a mixture of experts in FP8, scored by vLLM, and
+nothing else. `--objective cost` releases, in place of all that, what produces a million output tokens for the least
+money, of `--recipes` and `--variants`. `--pretrained` takes a chat model that was trained by others in place of the one
+made here. Prints what became of each stage and one line a goal; exit code 1 when one is missed. `release.json` has the
+date, the machine and the versions.
 """
 
 from __future__ import annotations
@@ -30,27 +31,26 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.goals import at_most, goal
+from benchmarks.goals import at_least, at_most, goal
 from benchmarks.gpu.release_files import (
     COST,
     DEMO,
     FIRST,
     FP8,
-    HUB_PORT,
+    HUB_PORTS_FROM_THERE,
     LARGE,
     MIXTURE,
     MODEL_ID,
-    OTHER_TARGET,
     PRETRAINED,
     READY,
     REPOSITORY,
     ROUTER_PORT,
-    TARGET,
     VARIANTS,
     Host,
     Load,
@@ -71,10 +71,11 @@ def main() -> int:
     options.work.mkdir(parents=True, exist_ok=True)
     options.work = options.work.resolve()
     share, sequences = (0.05, 8) if options.smoke else memory_of(options.accelerator, by_cost=options.objective == COST)
+    share *= min(1.0, len(options.gpus) / (options.targets * options.tensor_parallel))
     host = Host(
         "cpu" if options.smoke else options.accelerator,
-        share * min(1.0, len(options.gpus) / (options.targets * options.tensor_parallel)),
-        (TARGET, OTHER_TARGET)[: options.targets],
+        options.share or share,
+        (options.name, f"{options.name}1")[: options.targets],
         tuple(options.gpus),
         options.tensor_parallel,
         sequences,
@@ -83,10 +84,15 @@ def main() -> int:
         options.second,
         (("int8_weight_only", "none") if options.smoke else options.recipes) if options.objective == COST else (),
         tuple(options.variants) if options.objective == COST else (),
+        options.first_port,
+        options.eager,
+        options.engine_args,
     )
     load = Load(4.0, 20.0, 6.0) if options.smoke else Load(20.0, 8.0, 5.0)
     large = LARGE if options.second == FP8 else READY
     subject = PRETRAINED if options.pretrained else MIXTURE if options.mixture else DEMO if options.smoke else large
+    if options.no_search:
+        subject = replace(subject, searched=False)
     configs = write_files(options.work, host, load, subject)
     met = []
     if "train" in options.step:
@@ -124,6 +130,14 @@ def _parse() -> argparse.Namespace:
         "--recipes", nargs="+", choices=("none", FP8), default=(FP8, "none"), help="of a release by cost"
     )
     parser.add_argument("--variants", nargs="*", choices=VARIANTS, default=("kv_fp8",), help="which it tries besides")
+    parser.add_argument("--shape", choices=("8b", "1b"), default="8b", help="of the model's layers")
+    parser.add_argument("--share", type=float, help="of a GPU's memory for each server")
+    parser.add_argument("--no-search", action="store_true", help="the load test confirms its rate alone")
+    parser.add_argument("--eager", action="store_true", help="engines neither compile nor capture CUDA graphs")
+    parser.add_argument("--engine-args", type=json.loads, default={}, help="of every engine, as JSON")
+    parser.add_argument("--fault", choices=("killed", "hung"), default="killed", help="what the step `killed` does")
+    parser.add_argument("--name", default="gpu", help="of the target; a second one has a 1 after it")
+    parser.add_argument("--first-port", type=int, default=ROUTER_PORT, help="of two hundred")
     parser.add_argument("--second", choices=(FP8, "gptq", "awq"), default=FP8, help="recipe of the second release")
     parser.add_argument("--smoke", action="store_true", help="on a CPU, to try the benchmark: its figures say nothing")
     options = parser.parse_args()
@@ -146,7 +160,7 @@ def _train(options: argparse.Namespace) -> None:
         command = [options.model, "-m", "llm_pipeline.demo.train", "--output", model]
     else:
         code = "import sys; from pathlib import Path; from benchmarks.gpu import llama_8b as made; "
-        code += "made.write_checkpoint(Path(sys.argv[1]), made.LLAMA_3_8B)"
+        code += f"made.write_checkpoint(Path(sys.argv[1]), made.LLAMA_3_{options.shape.upper()})"
         command = [options.model, "-c", code, model]
     subprocess.run(command, env=_environment(), check=True)
     if not (model / "README.md").is_file():
@@ -160,10 +174,10 @@ def _hub(options: argparse.Namespace) -> Iterator[None]:
         _publish(options)
         if not options.smoke and options.second == FP8:
             shutil.rmtree(options.work / "model")  # the hub has it, and it is large
-    command = [options.control, "-m", "llm_pipeline.demo.hub"]
-    command += ["--root", options.work / "hub", "--port", str(HUB_PORT)]
+    port = options.first_port + HUB_PORTS_FROM_THERE
+    command = [options.control, "-m", "llm_pipeline.demo.hub", "--root", options.work / "hub", "--port", str(port)]
     with _background(command, options.work / "hub.log"):
-        _wait_for(f"http://127.0.0.1:{HUB_PORT}/api/models/{MODEL_ID}")
+        _wait_for(f"http://127.0.0.1:{port}/api/models/{MODEL_ID}")
         yield
 
 
@@ -199,70 +213,86 @@ def _second(options: argparse.Namespace, configs: Path) -> Iterator[bool]:
         subprocess.run(command, env=_environment(), check=True)
         made.rename(ready)
     started = time.monotonic()
-    with _users(options, configs) as record:
+    with _users(options, configs) as records:
         released = _released(options, configs, options.second)
     yield released
     minutes = (time.monotonic() - started + _reused_seconds(options)) / 60.0
-    users = json.loads(record.read_text(encoding="utf-8"))
-    print(f"users: {users['sent']} requests, {users['failed']} lost {users['reasons']}", flush=True)
-    yield goal("release_lost_requests", f"{users['failed']} of {users['sent']}", "0", met=not users["failed"])
+    users = [_told(record) for record in records]
+    for door in users:
+        yield goal("release_lost_requests", f"{door['failed']} of {door['sent']}", "0", met=not door["failed"])
     yield at_most("release_hub_to_settled", minutes, _WHOLE_MINUTES, "min")
     document = _write_result(options, {"users": users, "minutes": minutes})
-    if released and not options.smoke:
+    if released and not (options.smoke or options.engine_args):  # which the plan does not know
         yield from _beside_the_plan(options, document)
 
 
 def _killed(options: argparse.Namespace, configs: Path) -> Iterator[bool]:
-    """A release of what is not in production, whose candidate dies as soon as users' requests reach it."""
-    candidate = options.second if _production(options.work)["release_id"].startswith(f"{FIRST}-") else FIRST
-    with _users(options, configs) as record, ThreadPoolExecutor(1) as beside:
-        killed = beside.submit(_kill_candidate, options.work)
+    """A release of what is not in production, whose candidate is struck as soon as users' requests reach it."""
+    candidate = options.second if _production(options)["release_id"].startswith(f"{FIRST}-") else FIRST
+    with _users(options, configs) as records, ThreadPoolExecutor(1) as beside:
+        struck = beside.submit(_strike_candidate, options)
         code, _ = _run(options, configs, candidate)
-    yield goal("killed_candidate", killed.result(), "killed", met=killed.result() == "killed")
-    yield goal("killed_candidate_release", f"exit code {code}", "not 0", met=code != 0)
-    users = json.loads(record.read_text(encoding="utf-8"))
+    fault, found = options.fault, struck.result()
+    yield goal(f"{fault}_candidate", found or "no candidate had traffic", "struck", met=bool(found))
+    yield goal(f"{fault}_candidate_release", f"exit code {code}", "not 0", met=code != 0)
+    users = _told(records[0])
     whole = [lost for lost in users["first_failures"] if not lost["streaming"]]
-    print(f"users: {users['sent']} requests, {users['failed']} lost {users['reasons']}", flush=True)
     sure = users["failed"] == len(users["first_failures"])  # the record names the first ones only
-    yield goal("killed_candidate_lost_unary", f"{len(whole)} of {users['sent']}", "0", met=sure and not whole)
+    yield goal(f"{fault}_candidate_lost_unary", f"{len(whole)} of {users['sent']}", "0", met=sure and not whole)
+    document = _write_result(options, {"users": [users], "fault": fault, "struck": found})
+    newest = max(document["releases"].values(), key=_began)
+    steps = (told for stage, told in newest.items() if stage.startswith("canary"))
+    reasons = [told["why"] for told in steps if told["verdict"] == "NO_GO"]
+    print(f"the canary's reason: {reasons}", flush=True)
+    if found.startswith("VLLM::Worker"):
+        yield at_least("killed_candidate_named", float(any(found in reason for reason in reasons)), 1.0, "")
 
 
-def _kill_candidate(work: Path) -> str:
-    """Kill what stands in production's other slot, which may be the release before, once users' requests reach it."""
+def _strike_candidate(options: argparse.Namespace) -> str:
+    """Strike what stands in production's other slot, which may be the release before, once users' requests reach it.
+
+    Returns:
+        Which process was struck; empty if no candidate had traffic.
+    """
     import psutil
 
     from llm_pipeline.serving.triton_server import find_server
 
-    (slot,) = {"blue", "green"} - {_production(work)["slot"]}
+    (slot,) = {"blue", "green"} - {_production(options)["slot"]}
     before: tuple[int, float] | None = None
     deadline = time.monotonic() + _CANARY_SECONDS
     while time.monotonic() < deadline:
-        if server := find_server(work / "state" / TARGET / slot):
+        if server := find_server(options.work / "state" / options.name / slot):
             completed = _completed(server.metrics_url)
             if before is None or before[0] != server.pid:
                 before = (server.pid, completed)
             if completed - before[1] >= _COMPLETED:
-                workers = [one for one in psutil.Process(server.pid).children(recursive=True) if _is_worker(one)]
-                if workers:  # of an engine over several GPUs
-                    workers[-1].kill()
+                below = {
+                    " ".join(one.cmdline()).strip(): one for one in psutil.Process(server.pid).children(recursive=True)
+                }
+                engine = {name: one for name, one in below.items() if name.startswith("VLLM::")}
+                workers = {name: one for name, one in engine.items() if name.startswith("VLLM::Worker")}
+                if options.fault == "hung":
+                    for process in engine.values():
+                        process.suspend()
+                    struck = ", ".join(engine)
+                elif workers:  # of an engine over several GPUs
+                    struck, worker = workers.popitem()
+                    worker.kill()
                 else:
                     os.killpg(server.pid, signal.SIGKILL)
-                print(f"killed {'a worker' if workers else 'the server'} at {datetime.now(UTC):%H:%M:%S}", flush=True)
-                return "killed"
+                    struck = f"the server, pid {server.pid}"
+                print(f"{options.fault} at {datetime.now(UTC):%H:%M:%S}: {struck}", flush=True)
+                return struck
         time.sleep(0.1)
-    return "no candidate had traffic"
+    return ""
 
 
-def _is_worker(process: Any) -> bool:
-    """Whether it is one of vLLM's workers, which name themselves."""
-    return bool(process.cmdline()) and process.cmdline()[0].startswith("VLLM::Worker")
-
-
-def _production(work: Path) -> dict[str, Any]:
+def _production(options: argparse.Namespace) -> dict[str, Any]:
     """What the target's pointer says of production."""
     from llm_pipeline.store.place_state import place_name
 
-    pointer = work / "store" / place_name(TARGET)
+    pointer = options.work / "store" / place_name(options.name)
     production: dict[str, Any] = json.loads(pointer.read_text(encoding="utf-8"))["value"]["production"]
     return production
 
@@ -278,22 +308,30 @@ def _completed(metrics_url: str) -> float:
 
 
 @contextmanager
-def _users(options: argparse.Namespace, configs: Path) -> Iterator[Path]:
-    """Users at production's door; gives the file of their record, which is whole once they have left."""
-    record = options.work / "users.json"
-    command = [options.control, "-m", "llm_pipeline.demo.traffic", "--url", f"http://127.0.0.1:{ROUTER_PORT}"]
-    command += ["--rate", str(4.0 if options.smoke else _USERS_PER_SECOND), "--record", record]
-    command += ["--prompts", configs / "workloads" / "prompts.jsonl"]
-    with _background(command, options.work / "users.log"):
-        yield record
+def _users(options: argparse.Namespace, configs: Path) -> Iterator[list[Path]]:
+    """Users at each target's door; gives the files of their records, which are whole once they have left."""
+    records = [options.work / f"users-{number}.json" for number in range(options.targets)]
+    with ExitStack() as stack:
+        for number, record in enumerate(records):
+            url = f"http://127.0.0.1:{options.first_port + 100 * number}"
+            command = [options.control, "-m", "llm_pipeline.demo.traffic", "--url", url, "--record", record]
+            command += ["--rate", str(4.0 if options.smoke else _USERS_PER_SECOND)]
+            command += ["--prompts", configs / "workloads" / "prompts.jsonl"]
+            stack.enter_context(_background(command, record.with_suffix(".log")))
+        yield records
+
+
+def _told(record: Path) -> dict[str, Any]:
+    """What became of the users' requests at one door."""
+    users: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
+    print(f"users: {users['sent']} requests, {users['failed']} lost {users['reasons']}", flush=True)
+    return users
 
 
 def _reused_seconds(options: argparse.Namespace) -> float:
     """What the stages took, in whichever release computed them, whose results the newest release used again."""
-    store = options.work / "store"
-    releases = [stages for stages in map(_stages, (store / "releases").iterdir()) if "resolve" in stages]
-    newest = max(releases, key=lambda stages: stages["resolve"]["started_at"])
-    records = (store / "stages" / f"{told['key']}.json" for told in newest.values() if told["reused"])
+    newest = max(_releases(options).values(), key=_began)
+    records = (options.work / "store" / "stages" / f"{told['key']}.json" for told in newest.values() if told["reused"])
     conclusions = (json.loads(path.read_text(encoding="utf-8"))["value"]["conclusion"] for path in records)
     return sum(conclusion["result"]["timings"]["total_seconds"] for conclusion in conclusions)
 
@@ -320,8 +358,8 @@ def _run(options: argparse.Namespace, configs: Path, name: str) -> tuple[int, fl
 def _beside_the_plan(options: argparse.Namespace, document: dict[str, Any]) -> Iterator[bool]:
     """What the first plan said of memory and speed beside what was measured, each with its error."""
     releases = (stages for name, stages in document["releases"].items() if name.startswith(f"{options.second}-"))
-    measured = max(releases, key=lambda stages: stages["resolve"]["started_at"])  # it may have been tried before
-    plan, build = document["plans"][options.second], measured[f"build {TARGET}"]["metrics"]
+    measured = max(releases, key=_began)  # it may have been tried before
+    plan, build = document["plans"][options.second], measured[f"build {options.name}"]["metrics"]
     memory, speed = plan["memory"], plan["speed"]
     tokens = build["kv_cache_blocks"] * build["block_tokens"]
     cache = _compared("KV cache, tokens", memory["kv_available"] / memory["kv_per_token"], tokens)
@@ -340,7 +378,7 @@ def _compared(what: str, planned: float, measured: float) -> float:
 
 def _write_result(options: argparse.Namespace, figures: dict[str, Any]) -> dict[str, Any]:
     """Print the time of each stage, and write what was measured and planned, and where, to `release.json`."""
-    releases = {path.name: _stages(path) for path in sorted((options.work / "store" / "releases").iterdir())}
+    releases = _releases(options)
     for name, stages in releases.items():
         print(f"\n{name}")
         for stage, told in stages.items():
@@ -359,6 +397,18 @@ def _write_result(options: argparse.Namespace, figures: dict[str, Any]) -> dict[
     }
     (options.work / "release.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return document
+
+
+def _releases(options: argparse.Namespace) -> dict[str, dict[str, dict[str, Any]]]:
+    """The stages of each release that came as far as its target's build: the store may be a copy of another one's."""
+    found = {path.name: _stages(path) for path in sorted((options.work / "store" / "releases").iterdir())}
+    built = f"build {options.name}"
+    return {name: stages for name, stages in found.items() if any(stage.partition(":")[0] == built for stage in stages)}
+
+
+def _began(stages: dict[str, dict[str, Any]]) -> str:
+    """When a release began."""
+    return str(stages["resolve"]["started_at"])
 
 
 def _stages(release: Path) -> dict[str, dict[str, Any]]:

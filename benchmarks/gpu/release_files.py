@@ -12,9 +12,8 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODEL_ID = "bench/llama"
-HUB_PORT, ROUTER_PORT = 18380, 18300
+ROUTER_PORT, HUB_PORTS_FROM_THERE = 18300, 80
 _LARGE_GPU_BYTES = 100e9
-TARGET, OTHER_TARGET = "gpu", "gpu1"
 FIRST, FP8 = "bf16", "fp8"
 COST = "cost"
 """The release that takes what produces tokens for the least money."""
@@ -105,6 +104,9 @@ class Host:
         second: The second release's recipe: FP8, or a method of others in `ready_checkpoints`.
         tried: Recipes of a release by cost; none for releases by size.
         variants: What it tries each of them with besides, of `VARIANTS`.
+        first_port: The first of its ports; two hundred from there are its own.
+        eager: Engines neither compile nor capture CUDA graphs.
+        engine_args: Of every engine, beside a variant's.
     """
 
     accelerator: str
@@ -120,6 +122,9 @@ class Host:
     second: str = FP8
     tried: tuple[str, ...] = ()
     variants: tuple[str, ...] = ()
+    first_port: int = ROUTER_PORT
+    eager: bool = False
+    engine_args: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_cpu(self) -> bool:
@@ -230,13 +235,13 @@ def _deployment(work: Path, host: Host) -> dict[str, Any]:
         "store": str(work / "store"),
         "work_root": str(work / "work"),
         "state_root": str(work / "state"),
-        "hub": {"endpoint": f"http://127.0.0.1:{HUB_PORT}"},
+        "hub": {"endpoint": f"http://127.0.0.1:{host.first_port + HUB_PORTS_FROM_THERE}"},
         "environments": {"control": str(host.control), "model": str(host.model), "engine": str(host.engine)},
         "triton_home": str(host.triton_home),
         **({} if host.is_cpu else {"quantization_host": {"accelerator": host.accelerator, "gpus": [host.gpus[0]]}}),
         "gpu_hour_prices": {host.accelerator: 0.1 if host.is_cpu else 5.0},
         "places": {
-            target: _place(ROUTER_PORT + 100 * number, {} if host.is_cpu else {"gpus": _gpus(host, number)})
+            target: _place(host.first_port + 100 * number, {} if host.is_cpu else {"gpus": _gpus(host, number)})
             for number, target in enumerate(host.targets)
         },
     }
@@ -288,7 +293,8 @@ def _target(host: Host, subject: Subject) -> dict[str, Any]:
         },
         "runtime": {
             "kv_cache": {"free_memory_fraction": host.memory_share},
-            **({"cuda_graphs": False} if host.is_cpu else {}),
+            **({"cuda_graphs": False} if host.is_cpu or host.eager else {}),
+            **({"engine_args": host.engine_args} if host.engine_args else {}),
         },
     }
 
