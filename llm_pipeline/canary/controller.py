@@ -66,7 +66,7 @@ from llm_pipeline.canary.router import (
     name_release,
     other_slot,
 )
-from llm_pipeline.canary.slots import ChecksAnswers, ServedPlace, SlotControl, WarmUp
+from llm_pipeline.canary.slots import ChecksAnswers, ServedPlace, SlotControl, TellsDeaths, WarmUp
 from llm_pipeline.canary.timeline import step_in_numbers
 from llm_pipeline.canary.traffic import Traffic
 from llm_pipeline.serving.slot_fence import FencingToken
@@ -255,7 +255,11 @@ class CanaryController:
         candidate_runs = self._slots.alive(record.candidate)
         stable_runs = production is None or self._slots.alive(production.slot)
         self._keep_stable()
-        return record, replace(seen, candidate_runs=candidate_runs, stable_runs=stable_runs), revision
+        seen = replace(seen, candidate_runs=candidate_runs, stable_runs=stable_runs)
+        against = seen.decision is not None and seen.decision.outcome in (Outcome.REGRESSED, Outcome.ANOMALOUS)
+        if (against or not candidate_runs) and isinstance(self._slots, TellsDeaths):
+            seen = replace(seen, death=self._slots.engine_death(record.candidate))
+        return record, seen, revision
 
     def _read_place(self) -> PlaceState:
         """The place's document; while the store cannot be read, as it was read last: an outage resumes nothing."""

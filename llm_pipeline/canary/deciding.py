@@ -57,6 +57,7 @@ class Seen:
         blind: Why and for how long it cannot be, once that is too long.
         waiting: Requests in flight at the candidate and at stable, where the split is wrong.
         differs: Why the candidate's server does not serve the release, where the step would pass.
+        death: How its engine died, by its server's log, where the traffic or its process speaks against it.
     """
 
     now: float
@@ -72,6 +73,7 @@ class Seen:
     blind: str = ""
     waiting: tuple[int, int] | None = None
     differs: str | None = None
+    death: str = ""
 
 
 def decide(record: CanaryRecord, seen: Seen, plan: CanaryPlan, percent: float) -> CanaryRecord:
@@ -136,8 +138,11 @@ class _Turn:
 
     def decide(self, record: CanaryRecord) -> CanaryRecord:
         if record.phase in _RUNNING and not self.seen.candidate_runs:  # its fault, unless stable's has ended as well
-            ended = evidence.server_ended if self.seen.stable_runs else evidence.all_ended
-            return self._condemn(record, ended(record.step_percent))
+            if not self.seen.stable_runs:
+                return self._condemn(record, evidence.all_ended(record.step_percent))
+            return self._condemn(
+                record, evidence.with_death(evidence.server_ended(record.step_percent), self.seen.death)
+            )
         held = record.pause_request if record.phase in PAUSABLE else None
         if held is not None and held.over(self.seen.now):
             return self._condemn(record, evidence.nobody_resumed(held.by, record.share_percent, held.deadline_seconds))
@@ -219,9 +224,10 @@ class _Turn:
             case Outcome.ANOMALOUS:
                 hangs = self.seen.waiting and evidence.does_not_answer(step, *self.seen.waiting)
                 if hangs:  # requests that hang at the candidate make the split look wrong, and users are waiting
-                    return self._condemn(record, hangs)
+                    return self._condemn(record, evidence.with_death(hangs, self.seen.death))
                 return self._pause(record, judgement, PauseReason.WRONG_SPLIT)
             case Outcome.REGRESSED:  # a fault that users would notice is rolled back whatever the policy says
+                judgement = evidence.with_death(judgement, self.seen.death)
                 if policy.on_regression == "roll_back" or evidence.guard(step, policy) is not None:
                     return self._condemn(record, judgement)
                 return self._pause(record, judgement, PauseReason.REGRESSED)

@@ -341,6 +341,15 @@ def server_ended(percent: float) -> Judgement:
     return _refused(summary, "candidate's process", "the candidate's server ended")
 
 
+def with_death(judgement: Judgement, death: str) -> Judgement:
+    """A judgement against the candidate, with what its server's log says of its engine's death; empty if nothing."""
+    if not death:
+        return judgement
+    fact = Evidence(name="candidate's log", verdict=judgement.verdict, measured=1.0, samples=1, detail=death)
+    words = f"{judgement.summary}; its log says: {death}"
+    return judgement.model_copy(update={"summary": words, "evidence": (*judgement.evidence, fact)})
+
+
 def another_model(percent: str, differs: str) -> Judgement:
     """The server in the candidate's slot does not serve this release."""
     summary = f"the candidate's server does not serve this release at {percent}: {differs}"

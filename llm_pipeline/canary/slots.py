@@ -26,8 +26,17 @@ from llm_pipeline.config.server_place import OpenAiSlot, SlotServer
 from llm_pipeline.serving.endpoint_access import active_requests, model_root
 from llm_pipeline.serving.ports import loopback_endpoint
 from llm_pipeline.serving.repository_links import fetch_links, refuse_other_host
+from llm_pipeline.serving.server_log import engine_death
 from llm_pipeline.serving.slot_fence import FencingToken, admit, exclusive, newest_token
-from llm_pipeline.serving.triton_server import SlotBusy, find_server, has_ended, is_running, start_server, stop_server
+from llm_pipeline.serving.triton_server import (
+    SERVER_LOG,
+    SlotBusy,
+    find_server,
+    has_ended,
+    is_running,
+    start_server,
+    stop_server,
+)
 from llm_pipeline.store.artifact_store import ArtifactStore
 
 if TYPE_CHECKING:
@@ -123,6 +132,14 @@ class ChecksAnswers(Protocol):
 
     def differs(self, slot: SlotName, repository: ArtifactRef) -> str | None:
         """Why the slot's server does not give this release's golden answers; None if it does."""
+
+
+@runtime_checkable
+class TellsDeaths(Protocol):
+    """Slots whose servers' logs can be read here."""
+
+    def engine_death(self, slot: SlotName) -> str:
+        """What the log of the slot's newest server says of its engine's death; empty if nothing."""
 
 
 @dataclass(frozen=True)
@@ -240,6 +257,9 @@ class TritonSlots:
         except ConfigError:  # whoever stops it need not know
             return None
         return active_requests(server.endpoint) if server is not None else None
+
+    def engine_death(self, slot: SlotName) -> str:
+        return engine_death(self._state(slot) / SERVER_LOG)
 
     def stop(self, slot: SlotName, repository: ArtifactRef, token: FencingToken) -> bool:
         return stop_server(self._state(slot), digest=repository.digest, token=token)

@@ -20,6 +20,9 @@ from llm_pipeline.endpoint.protocol import ApiError
 _READY_SECONDS = aiohttp.ClientTimeout(total=2)
 _NAMES = tuple(tensor.name for tensor in (*INPUTS, *FEATURES))
 
+_CLIENTS_NAMES = {"input_ids": "prompt", "text_input": "prompt", "json_schema": "response_format"}
+"""What clients call them."""
+
 RETRY_AFTER_SECONDS = 1
 
 
@@ -126,7 +129,7 @@ def _told(status: int, text: str) -> ApiError:
         if "exceed" in message:
             return ApiError(message, code="context_length_exceeded")
         name = next((name for name in _NAMES if message.startswith(name)), "")
-        param = "prompt" if name in {"input_ids", "text_input"} else name  # what clients call them
+        param = _CLIENTS_NAMES.get(name, name)
         return ApiError(param + message.removeprefix(name), param=param or None)
     if kind == "rejected":
         if message.startswith("queue"):

@@ -1,4 +1,4 @@
-"""Reading a Triton server's log for the lines that say why it did not start."""
+"""Reading a server's log for the lines that say why it did not start, or how its engine died."""
 
 from __future__ import annotations
 
@@ -8,16 +8,31 @@ from pathlib import Path
 _NOISE = re.compile(r"CudaDriverHelper|NVML|DCGM|pinned memory|CUDA memory pool|cnmem|GPU metrics", re.IGNORECASE)
 _RECORD = re.compile(r"^(?P<level>[IWE])\d{4} |^\S+Z (?P<iso>[IWE]) ")
 _PYTHON_FAILURE = re.compile(r"[Ff]ailed to (initialize Python stub|load|create instance)")
+_DEATH = re.compile(r"engine is dead|engine failed|engine cannot be restarted|EngineDeadError|died unexpectedly")
 _TAIL_BYTES = 256 * 1024
-_MOST_LINES = 25
+_MOST_LINES, _MOST_CHARACTERS = 25, 300
 
 
 def failure_lines(log: Path) -> str:
     """The lines that explain a failed start: errors with what belongs to them, else the end of the log."""
+    return telling_lines(_end_of(log))
+
+
+def engine_death(log: Path) -> str:
+    """The line that says first how the server's engine died; empty where none does, or without a log.
+
+    The first: what an engine says after one of its processes is gone is a consequence.
+    """
+    if not log.is_file():
+        return ""
+    return next((line.strip() for line in _end_of(log).splitlines() if _DEATH.search(line)), "")[:_MOST_CHARACTERS]
+
+
+def _end_of(log: Path) -> str:
     with log.open("rb") as stream:
         end = stream.seek(0, 2)
         stream.seek(max(0, end - _TAIL_BYTES))
-        return telling_lines(stream.read().decode(errors="replace"))
+        return stream.read().decode(errors="replace")
 
 
 def telling_lines(text: str) -> str:

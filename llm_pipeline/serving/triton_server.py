@@ -63,6 +63,7 @@ from llm_pipeline.serving.triton_runtime import (
 
 _EXIT_TIMEOUT_SECONDS = 5
 _GRACE_SECONDS = _EXIT_TIMEOUT_SECONDS + 7.0  # Triton itself needs about 3 s after the last request
+SERVER_LOG = "server.log"
 _ONE_WORD = re.compile(r"[A-Za-z0-9/._+=:@%,-]+")
 _log = get_logger(__name__)
 
@@ -213,7 +214,7 @@ def start_server(
             f"server {state.name}",
             launch.command,
             state / "process.json",
-            log=state / "server.log",
+            log=state / SERVER_LOG,
             environment={**launch.environment, **gpus, **(environment or {})},
             directory=state / "repository",
         )
@@ -423,6 +424,6 @@ def _environment_digest(environment: Mapping[str, str] | None) -> str:
 
 
 def _rotate_log(state: Path) -> None:
-    log = state / "server.log"
+    log = state / SERVER_LOG
     if log.exists():
         log.replace(state / "server.previous.log")

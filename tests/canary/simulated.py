@@ -166,6 +166,9 @@ class Slots:
     def in_flight(self, slot: SlotName) -> int | None:
         return self.site.in_flight.get(slot, 0)
 
+    def engine_death(self, slot: SlotName) -> str:
+        return self.site.deaths.get(slot, "")
+
     def stop(self, slot: SlotName, repository: ArtifactRef, token: FencingToken) -> bool:
         with self.site.effect(f"stop {slot}"):
             admit(self.site.root, token)
@@ -194,6 +197,7 @@ class Site:
         in_drain: Done once while a controller waits for requests in flight, as if it were frozen there meanwhile.
         hung: Slots whose servers run and answer nothing.
         stopped: Slots whose servers were stopped on purpose.
+        deaths: What servers' logs say of their engines' deaths, by slot.
         store_takes: The store takes what is written; otherwise its disk is full.
         in_flight: Requests in flight by slot.
         sent: Requests that users sent: a hundred at each effect, split as the router was told.
@@ -216,6 +220,7 @@ class Site:
     hung: set[str] = field(default_factory=set)
     stopped: set[str] = field(default_factory=set)
     in_flight: dict[str, int] = field(default_factory=dict)
+    deaths: dict[str, str] = field(default_factory=dict)
     sent: int = 0
     lost: int = 0
     stable_ends: bool = False

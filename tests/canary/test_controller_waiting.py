@@ -116,6 +116,20 @@ def test_a_candidate_that_fails_request_after_request_is_rolled_back_also_where_
     assert site.weights() == {"blue": 10_000}
 
 
+@pytest.mark.parametrize("whole_server", [False, True])
+def test_a_candidate_whose_engine_died_is_rolled_back_for_that_reason(site, whole_server) -> None:
+    died = "2026-11-28T04:00:00Z vLLM's engine is dead: its process VLLM::Worker_TP1, pid 7, has ended"
+    site.deaths = {"blue": "an older one", "green": died}
+    assert site.step(20).verdict == "GO"
+    if whole_server:
+        site.running.discard("green")
+    site.faulty = not whole_server
+    judgement = site.step(50)
+    assert (judgement.verdict, site.weights()) == ("NO_GO", {"blue": 10_000})
+    assert judgement.summary.endswith(f"; its log says: {died}")
+    assert (judgement.evidence[-1].name, judgement.evidence[-1].detail) == ("candidate's log", died)
+
+
 def test_a_step_that_needs_an_approval_waits_without_traffic_and_begins_with_it(site) -> None:
     site.policy["approve_before_percent"] = [20, 50]
     waiting = site.step(20)

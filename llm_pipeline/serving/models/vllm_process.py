@@ -93,6 +93,10 @@ class Engine:
                 (made,) = output.outputs
                 reason = (made.finish_reason or "") if output.finished else ""
                 error = f"vLLM ended it: {reason}" if reason not in ("", *COMPLETE) else ""
+                if cannot_follow := reason == "error" and bool(
+                    line.get("json_schema")
+                ):  # the grammar let no token pass
+                    error = "json_schema: no token of this model's tokenizer continues an answer that follows it"
                 tokens = list(made.token_ids) if line["maximum_tokens"] else []
                 scores = []
                 if likeliest is not None:
@@ -100,7 +104,7 @@ class Engine:
                         scores = _scores(prompt, output.prompt_logprobs, likeliest)
                     scores += _scores(tokens, made.logprobs, likeliest)
                 is_first = False
-                self._add_output(name, tokens, "" if error else reason, error, scores=scores)
+                self._add_output(name, tokens, "" if error else reason, error, is_refused=cannot_follow, scores=scores)
         except EngineDeadError:
             self.writer.close()  # ends the process: its parent starts it again
         except Exception as error:  # noqa: BLE001 - whatever vLLM throws is one request's failure
@@ -256,7 +260,8 @@ def _end_with_engine(stopping: threading.Event) -> None:
         return
     ((ended, _), *_) = waiting.poll()
     if not stopping.is_set():
-        sys.stderr.write(f"vLLM's engine is dead: its process {names[ended]} has ended\n")
+        when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        sys.stderr.write(f"{when} vLLM's engine is dead: its process {names[ended]}, has ended\n")
         os._exit(1)
 
 

@@ -294,8 +294,9 @@ def test_an_answer_follows_its_json_schema(client):
     text = streamed(chat(client, response_format={"type": "json_object"}, max_tokens=20, stream=True))
     assert text.lstrip().startswith("{")
     asked["json_schema"]["schema"] = {"type": "nonsense"}
-    with pytest.raises(openai.BadRequestError, match="json_schema"):
+    with pytest.raises(openai.BadRequestError, match="response_format: Unsupported type") as refused:
         chat(client, response_format=asked)
+    assert refused.value.param == "response_format"
 
 
 def test_sixty_four_at_once_are_all_answered_as_alone(client, url):

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 from served import ask, eventually, leave, metric, ports_from, post
@@ -20,13 +22,14 @@ from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
 from llm_pipeline.serving.model_repository import write_repository
+from llm_pipeline.serving.server_log import engine_death
 from llm_pipeline.serving.triton_server import start_server, stop_server
 
 pytestmark = pytest.mark.slow
 
 DOUBLE = Path(__file__).parents[2] / "doubles/vllm_package"
 PROMPT = "count on from #"
-DEADLY, SENSELESS = "\x0b", "\x0c"
+DEADLY, SENSELESS, UNWRITABLE = "\x0b", "\x0c", "\x0e"
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +139,15 @@ def test_what_vllm_refuses_is_the_callers_mistake(server):
     assert metric(server, 'llm_requests_total{outcome="invalid"') == before + 1
 
 
+def test_a_schema_that_the_tokenizer_cannot_write_is_the_callers_mistake_and_named(server):
+    url, asked = f"http://127.0.0.1:{server.ports.openai}/v1/completions", {"prompt": PROMPT + UNWRITABLE}
+    refused = httpx.post(url, json={**asked, "response_format": {"type": "json_object"}})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, "response_format")
+    assert error["message"].startswith("response_format: no token of this model's tokenizer")
+    assert httpx.post(url, json=asked).status_code == 500, "without a schema it is a failure"
+
+
 def test_the_engines_own_figures_are_shown(server):
     ask(server, *[asking(ignore_eos=True) for _ in range(3)])
     assert eventually(lambda: metric(server, "llm_kv_cache_usage") == 0)
@@ -154,6 +166,17 @@ def test_a_client_that_leaves_frees_its_place(server):
 def test_an_engine_that_dies_fails_its_requests_and_is_started_again(server):
     (answer,) = [ask(server, asking(f"{PROMPT}{DEADLY}"))]
     assert "the engine failed" in answer.error
+    assert eventually(lambda: ask(server, asking(ignore_eos=True)).ok)
+
+
+def test_a_worker_that_dies_is_named_by_the_log_with_the_time(server):
+    workers = [
+        one for one in psutil.Process(server.pid).children(recursive=True) if "VLLM::Worker_TP1" in one.cmdline()
+    ]
+    (worker,) = workers
+    worker.kill()
+    assert eventually(lambda: f"VLLM::Worker_TP1, pid {worker.pid}," in server.process.log.read_text())
+    assert re.match(r"\d{4}-\d\d-\d\dT[\d:]{8}Z vLLM's engine is dead: ", engine_death(server.process.log))
     assert eventually(lambda: ask(server, asking(ignore_eos=True)).ok)
 
 

@@ -1,4 +1,5 @@
-"""The engine. Short prompts that end with 13 kill it, with 14 they are refused, with 15 aborted after a token."""
+"""The engine. Short prompts that end with 13 kill it, with 14 they are refused, with 15 aborted
+after a token, with 16 ended as where a grammar lets no token pass."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from typing import Any
 from vllm import AsyncEngineArgs, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
-DEADLY, SENSELESS, ABORTED = 13, 14, 15
+DEADLY, SENSELESS, ABORTED, UNWRITABLE = 13, 14, 15, 16
 
 
 def _compile(arguments: dict[str, Any]) -> None:
@@ -70,8 +71,8 @@ class AsyncLLM:
             await asyncio.sleep(0.001)
             token = (tokens[-1] + number + 1) % 32
             reason = "stop" if token in params.stop_token_ids else "length" if number + 1 == params.max_tokens else None
-            if drill == ABORTED:
-                reason = "abort"
+            if drill in (ABORTED, UNWRITABLE):
+                reason = "abort" if drill == ABORTED else "error"
             self._tell(number)
             logprobs = None if params.logprobs is None else [_table(token, params.logprobs)]
             made = SimpleNamespace(token_ids=[token], finish_reason=reason, logprobs=logprobs)
