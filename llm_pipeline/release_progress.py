@@ -275,7 +275,7 @@ class ReleaseProgress:
             store=self.deployment.store,
             work_root=self.deployment.work_root,
             time_limit=time_limit(self.release, stage, self.record.planned_seconds.get(step_key(stage, subject))),
-            gpus=gpus_taken(self.deployment, self.record, stage, subject),
+            gpus=gpus_taken(self.deployment, self.record, stage, subject, self.chosen_variant(target_of(subject))),
             gpu_indices=gpu_indices(self.deployment, self.record, stage, subject),
         )
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.release.contract import StageResult
-from llm_pipeline.release.measured_cost import measured_cost
+from llm_pipeline.release.measured_cost import chosen_variants, measured_cost
 from llm_pipeline.release.record import ReleaseRecord, read_release_record, report_name
 from llm_pipeline.store.artifact_store import ArtifactStore
 
@@ -50,10 +50,12 @@ def keep_in_mlflow(store: ArtifactStore, experiment: str, release_id: str) -> st
     began = round(1000 * record.created_at.timestamp())
     run_id = str(client.create_run(kept_in, began, {_RELEASE: release_id}, run_name=release_id).info.run_id)
     metrics, tags = [], []
-    for result in _results(store, release_id):
+    results = list(_results(store, release_id))
+    variants = chosen_variants(results)
+    for result in results:
         place = _NOT_ALLOWED.sub("_", "/".join(filter(None, (result.stage, *result.subject.split(":")))))
         at = round(1000 * (result.timings.started_at.timestamp() + result.timings.total_seconds))
-        metrics += [Metric(f"{place}/{name}"[:250], value, at, 0) for name, value in _figures(record, result)]
+        metrics += [Metric(f"{place}/{name}"[:250], value, at, 0) for name, value in _figures(record, result, variants)]
         tags.append(RunTag(f"{place}/key", result.key))
         if result.judgement is not None:
             tags.append(RunTag(f"{place}/verdict", result.judgement.verdict.value))
@@ -86,9 +88,9 @@ def _parameters(record: ReleaseRecord) -> Iterator[tuple[str, str]]:
         yield f"target {target.name}", f"{target.engine} on {target.accelerator_count} x {target.accelerator}"
 
 
-def _figures(record: ReleaseRecord, result: StageResult) -> Iterator[tuple[str, float]]:
+def _figures(record: ReleaseRecord, result: StageResult, variants: Mapping[str, str]) -> Iterator[tuple[str, float]]:
     """A stage's own metrics, what its verdict rests on, and what it cost."""
-    cost = measured_cost(record, result)
+    cost = measured_cost(record, result, variants)
     found: dict[str, Any] = dict(result.metrics)
     if result.judgement is not None:
         found |= {fact.name: fact.measured for fact in result.judgement.evidence}

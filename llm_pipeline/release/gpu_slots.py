@@ -19,6 +19,7 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.progress import made_progress
 from llm_pipeline.release.contract import HostGpus
 from llm_pipeline.release.flow import step_named
+from llm_pipeline.release.measured_cost import target_at
 from llm_pipeline.release.step import Gpus, Machine
 
 if TYPE_CHECKING:
@@ -31,8 +32,18 @@ _POLL_SECONDS = 0.5
 log = get_logger(__name__)
 
 
-def gpus_taken(deployment: Deployment, record: ReleaseRecord, stage: str, subject: str) -> HostGpus | None:
-    """What a stage takes of its host; None where it takes nothing, or nobody said how many GPUs the host has."""
+def gpus_taken(
+    deployment: Deployment, record: ReleaseRecord, stage: str, subject: str, variant: str = ""
+) -> HostGpus | None:
+    """What a stage takes of its host; None where it takes nothing, or nobody said how many GPUs the host has.
+
+    Args:
+        deployment: Where it runs.
+        record: Of its release.
+        stage: Its name.
+        subject: What it works on.
+        variant: The one that was chosen for its target.
+    """
     step, workers = step_named(stage), deployment.workers
     group: WorkerGroup | None
     if step is None or step.gpus is not Gpus.TAKEN:
@@ -42,7 +53,7 @@ def gpus_taken(deployment: Deployment, record: ReleaseRecord, stage: str, subjec
         group, taken = workers.quantization, host.count if host else 1
     else:
         group = workers.targets.get(record.place_of(subject))
-        taken = max(1, record.release.target(subject).accelerator_count)
+        taken = max(1, target_at(record.release, stage, subject, variant).accelerator_count)
     if group is None or group.pool is None or group.gpus is None:
         return None
     return HostGpus(pool=group.pool, there=group.gpus, taken=min(taken, group.gpus))

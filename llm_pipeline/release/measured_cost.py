@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from llm_pipeline.base.quantities import duration
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.release import ResolvedRelease
+from llm_pipeline.config.target import Target
+from llm_pipeline.release.candidate import is_trial, target_of
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.flow import step_named
 from llm_pipeline.release.record import ReleaseRecord
@@ -42,7 +44,22 @@ class MeasuredCost(Frozen):
         return duration(self.seconds) + gpus + price
 
 
-def busy_gpus(release: ResolvedRelease, deployment: Deployment, stage: str, subject: str) -> tuple[str, int]:
+def target_at(release: ResolvedRelease, stage: str, subject: str, variant: str = "") -> Target:
+    """The target of a stage: of a trial as its candidate has it, else in the variant that was chosen for it."""
+    if is_trial(stage, subject):
+        return release.target(subject)
+    return release.target(target_of(subject)).varied(variant)
+
+
+def chosen_variants(results: Iterable[StageResult]) -> dict[str, str]:
+    """The variants that targets were released in, by target; none for a target's own arguments."""
+    chosen = ((result.subject, result.metrics.get("variant")) for result in results if result.stage == "choose")
+    return {target: str(variant) for target, variant in chosen if variant}
+
+
+def busy_gpus(
+    release: ResolvedRelease, deployment: Deployment, stage: str, subject: str, variant: str = ""
+) -> tuple[str, int]:
     """The GPUs that a stage keeps busy, by their name in the catalog, and how many; an empty name for none."""
     step, host = step_named(stage), deployment.quantization_host
     if step is None or step.gpus is Gpus.NONE:
@@ -50,23 +67,31 @@ def busy_gpus(release: ResolvedRelease, deployment: Deployment, stage: str, subj
     if step.machine is Machine.QUANTIZATION_HOST and host is not None:
         return host.accelerator, host.count
     if step.machine is Machine.TARGET_HOST:
-        target = release.target(subject)
+        target = target_at(release, stage, subject, variant)
         return ("", 0) if target.accelerator == "cpu" else (target.accelerator, target.accelerator_count)
     return "", 0
 
 
-def measured_cost(record: ReleaseRecord, result: StageResult) -> MeasuredCost:
-    """What a stage of a release took; a result that was reused cost its own release, not this one."""
+def measured_cost(record: ReleaseRecord, result: StageResult, variants: Mapping[str, str]) -> MeasuredCost:
+    """What a stage of a release took; a result that was reused cost its own release, not this one.
+
+    Args:
+        record: Of the release.
+        result: The stage's.
+        variants: In which its targets were released (`chosen_variants`).
+    """
     if result.reused:
         return MeasuredCost()
     seconds = result.timings.total_seconds
-    accelerator, gpus = busy_gpus(record.release, record.deployment, result.stage, result.subject)
+    variant = variants.get(target_of(result.subject), "")
+    accelerator, gpus = busy_gpus(record.release, record.deployment, result.stage, result.subject, variant)
     if not gpus:
         return MeasuredCost(seconds=seconds)
     hours, price = gpus * seconds / _HOUR, record.deployment.gpu_hour_prices.get(accelerator)
     return MeasuredCost(seconds=seconds, gpu_hours=hours, price=None if price is None else hours * price)
 
 
-def release_cost(record: ReleaseRecord, results: Iterable[StageResult]) -> MeasuredCost:
+def release_cost(record: ReleaseRecord, results: Collection[StageResult]) -> MeasuredCost:
     """What all stages of a release took together."""
-    return sum((measured_cost(record, result) for result in results), MeasuredCost())
+    variants = chosen_variants(results)
+    return sum((measured_cost(record, result, variants) for result in results), MeasuredCost())

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from llm_pipeline.base.quantities import duration
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.planning.stage_cost import PlannedStage, StepCost
 from llm_pipeline.release.contract import StageResult
-from llm_pipeline.release.measured_cost import MeasuredCost, measured_cost, release_cost
+from llm_pipeline.release.measured_cost import MeasuredCost, chosen_variants, measured_cost, release_cost
 from llm_pipeline.release.record import ReleaseRecord
 
 _NONE = "\N{EN DASH}"
@@ -30,7 +30,8 @@ class Spending(Frozen):
 def read_spending(record: ReleaseRecord, results: Sequence[StageResult], planned: Iterable[PlannedStage]) -> Spending:
     """What the stages took, in their order, beside the plan's figures for each."""
     plan = {(stage.stage, stage.subject): stage.cost for stage in planned}
-    rows = [_row(record, result, plan.get((result.stage, result.subject), StepCost())) for result in results]
+    variants = chosen_variants(results)
+    rows = [_row(record, result, variants, plan.get((result.stage, result.subject), StepCost())) for result in results]
     total = release_cost(record, results)
     if rows:
         rows.append(("all", duration(total.seconds), "", *_spent(total), ""))
@@ -38,8 +39,8 @@ def read_spending(record: ReleaseRecord, results: Sequence[StageResult], planned
     return Spending(rows=tuple(rows), total=total, currency=currency)
 
 
-def _row(record: ReleaseRecord, result: StageResult, plan: StepCost) -> tuple[str, ...]:
-    measured = measured_cost(record, result)
+def _row(record: ReleaseRecord, result: StageResult, variants: Mapping[str, str], plan: StepCost) -> tuple[str, ...]:
+    measured = measured_cost(record, result, variants)
     return (
         f"{result.stage} {result.subject}".strip().replace("_", " "),
         "reused" if result.reused else duration(measured.seconds),

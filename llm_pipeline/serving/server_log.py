@@ -8,7 +8,10 @@ from pathlib import Path
 _NOISE = re.compile(r"CudaDriverHelper|NVML|DCGM|pinned memory|CUDA memory pool|cnmem|GPU metrics", re.IGNORECASE)
 _RECORD = re.compile(r"^(?P<level>[IWE])\d{4} |^\S+Z (?P<iso>[IWE]) ")
 _PYTHON_FAILURE = re.compile(r"[Ff]ailed to (initialize Python stub|load|create instance)")
-_DEATH = re.compile(r"engine is dead|engine failed|engine cannot be restarted|EngineDeadError|died unexpectedly")
+_DEATHS = (
+    re.compile(r"engine is dead: its process|died unexpectedly"),  # they name the process
+    re.compile(r"engine failed|engine cannot be restarted|EngineDeadError"),
+)
 _TAIL_BYTES = 256 * 1024
 _MOST_LINES, _MOST_CHARACTERS = 25, 300
 
@@ -19,13 +22,15 @@ def failure_lines(log: Path) -> str:
 
 
 def engine_death(log: Path) -> str:
-    """The line that says first how the server's engine died; empty where none does, or without a log.
+    """The line that says how the server's engine died last, one that names the process if any does.
 
-    The first: what an engine says after one of its processes is gone is a consequence.
+    Empty where none says it, or without a log.
     """
-    if not log.is_file():
-        return ""
-    return next((line.strip() for line in _end_of(log).splitlines() if _DEATH.search(line)), "")[:_MOST_CHARACTERS]
+    lines = _end_of(log).splitlines() if log.is_file() else []
+    for told in _DEATHS:
+        if found := [line.strip() for line in lines if told.search(line)]:
+            return found[-1][:_MOST_CHARACTERS]
+    return ""
 
 
 def _end_of(log: Path) -> str:

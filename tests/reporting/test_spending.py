@@ -41,6 +41,20 @@ def test_a_stage_costs_its_seconds_by_its_gpus_by_their_price(tmp_path, deployme
     assert (cost.seconds, cost.gpu_hours, cost.price) == (3600.0, gpu_hours, price)
 
 
+@pytest.mark.parametrize(("variant", "gpus"), [(None, 1), ("two_gpus", 2)])
+def test_what_was_chosen_keeps_the_gpus_of_its_variant_busy_and_a_trial_those_of_its_own(tmp_path, variant, gpus):
+    record = record_with(tmp_path, **PRICES)
+    (target,) = record.release.targets
+    on_gpus = {"accelerator": "h100-80gb", "accelerator_count": 1, "engine": "vllm"}
+    several = target.model_copy(update={**on_gpus, "variants": {"two_gpus": {"tensor_parallel_size": 2}}})
+    record = record.model_copy(update={"release": record.release.model_copy(update={"targets": (several,)})})
+    chosen = result("choose", target.name, seconds=0.0).model_copy(update={"metrics": {"variant": variant}})
+    served = [result("load_test", target.name), result("canary", f"{target.name}:50")]
+    trials = [result("load_test", f"{target.name}:fp8"), result("load_test", f"{target.name}:fp8:two_gpus")]
+    assert release_cost(record, [chosen, *served]).gpu_hours == pytest.approx(0.5 * gpus * len(served))
+    assert release_cost(record, [chosen, *trials]).gpu_hours == pytest.approx(0.5 * 3)
+
+
 @pytest.mark.parametrize("planned", [True, False])
 def test_the_report_s_rows_hold_what_was_planned_beside_it(tmp_path, planned):
     record = record_with(tmp_path, **HOST, **PRICES)
