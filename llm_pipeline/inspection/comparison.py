@@ -30,7 +30,10 @@ from llm_pipeline.store.references import (
     StageReference,
 )
 
-_MEASURED = "output_tokens_per_second", "token_cost_estimate", "gpu_memory_bytes", "recipe", "variant"
+_MEASURED = (
+    *("output_tokens_per_second", "acceptance_length", "token_cost_estimate", "gpu_memory_bytes"),
+    *("recipe", "variant"),
+)
 _ABSENT = "(none)"
 _LONG = 60
 """Characters of a text beyond which what it has in common with the other side is left out."""

@@ -258,6 +258,13 @@ def deciding_windows(outcome: LoadTestOutcome) -> tuple[WindowSummary, ...]:
     return tuple(window for window in usable if window.phase == "target")
 
 
+def acceptance_length(outcome: LoadTestOutcome) -> float | None:
+    """Tokens that a step with speculation gave a request, by the windows behind the verdict; None without."""
+    lengths = [window.server.acceptance_length for window in deciding_windows(outcome)]
+    told = [length for length in lengths if length is not None]
+    return statistics.fmean(told) if told else None
+
+
 def try_of(window: WindowSummary) -> str:
     """Which try of a confirmation a window belongs to."""
     return "-".join(window.name.split("-")[:2])

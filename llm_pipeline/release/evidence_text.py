@@ -23,6 +23,7 @@ _LOAD_FIGURES = {
     "time_per_output_token_p95_milliseconds": "per output token p95 {:.3g} ms",
     "end_to_end_p95_milliseconds": "end to end p95 {:.4g} ms",
     "output_tokens_per_second": "{:,.0f} output tokens/s",
+    "acceptance_length": "{:.2f} tokens a step with speculation",
 }
 """Metrics of a load test that the one who approves should see, and how."""
 

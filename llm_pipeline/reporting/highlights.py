@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from llm_pipeline.base.quantities import byte_size, duration, measure, points
 from llm_pipeline.canary.record import EventKind
 from llm_pipeline.inspection.release_index import Figure
-from llm_pipeline.loadtest.outcome import WindowSummary, deciding_windows, quantile_of
+from llm_pipeline.loadtest.outcome import WindowSummary, acceptance_length, deciding_windows, quantile_of
 from llm_pipeline.reporting.model import AccuracyStudy, CanaryStudy, CandidateRow, LoadStudy, Trial
 
 
@@ -51,9 +51,12 @@ def _accuracy(chosen: Trial, accuracy: Sequence[AccuracyStudy]) -> Iterator[Figu
 
 
 def _load(load: LoadStudy) -> Iterator[Figure]:
-    """What the verdict is about, and the cost."""
+    """What the verdict is about, what speculation brought, and the cost."""
     outcome, rate = load.outcome, load.outcome.confirmed_rate_per_second
     yield from load_figures(load)
+    if length := acceptance_length(outcome):
+        note = "its own and what speculation guessed rightly"
+        yield Figure(label=f"Tokens a step, {load.target}", value=f"{length:.2f}", note=note)
     if outcome.token_cost is not None and rate is not None:
         cost = outcome.token_cost
         note = f"a million output tokens at the confirmed rate: {cost.lower:.3g} to {cost.upper:.3g}"

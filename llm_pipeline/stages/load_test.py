@@ -25,6 +25,7 @@ from llm_pipeline.loadtest.outcome import (
     Latency,
     LoadTestOutcome,
     RegressionOutcome,
+    acceptance_length,
     deciding_windows,
     quantile_of,
     write_outcome,
@@ -228,7 +229,6 @@ def _metrics(outcome: LoadTestOutcome) -> dict[str, Metric]:
     }
     if not windows:
         return metrics
-    speculated = [found for window in windows if (found := window.server.acceptance_length) is not None]
     return {
         **metrics,
         "good_fraction": mean(window.good_fraction for window in windows),
@@ -240,7 +240,7 @@ def _metrics(outcome: LoadTestOutcome) -> dict[str, Metric]:
         "end_to_end_p95_milliseconds": _milliseconds(window.end_to_end for window in windows),
         "client_lag_p99_milliseconds": max(window.client_lag_p99_milliseconds for window in windows),
         "gpu_memory_bytes": max(filter(None, (window.server.gpu_memory_bytes for window in windows)), default=None),
-        "acceptance_length": mean(speculated) if speculated else None,
+        "acceptance_length": acceptance_length(outcome),
         **(outcome.token_cost.metrics if outcome.token_cost else {}),
     }
 

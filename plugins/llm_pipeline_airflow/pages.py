@@ -58,7 +58,7 @@ _SERVES = "serves"
 _STATES = ("", *(verdict.value for verdict in Verdict), "denied", "timed out", "ended", _OPEN, _SERVES)
 _FIGURES: Mapping[str, Mapping[str, str]] = {
     "size": {"Size": "", "GPU memory": "GPU memory"},
-    "speed": {"Engine alone": "alone", "Requests under load": "under load", "Tokens": ""},
+    "speed": {"Engine alone": "alone", "Requests under load": "under load", "Tokens": "", "Tokens a step": "a step"},
     "million tokens": {"Cost": ""},
     "accuracy lost": {"Accuracy lost": ""},
 }

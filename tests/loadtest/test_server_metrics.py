@@ -66,6 +66,21 @@ def test_what_the_server_does_not_tell_is_none():
     assert samples(page(10, 5, 1), page(10, 5, 1)).use().queue_milliseconds is None, "it served nothing"
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "llm_drafts_total {}\nllm_accepted_total {}\n",
+        'vllm:spec_decode_num_drafts_total{{engine="0",model_name="m"}} {}\n'
+        'vllm:spec_decode_num_accepted_tokens_total{{engine="0",model_name="m"}} {}\n',
+    ],
+    ids=["our model", "vllm serve"],
+)
+def test_speculation_is_told_as_tokens_a_step_and_none_where_nothing_was_guessed(text):
+    assert samples(text.format(100, 50), text.format(300, 550)).use().acceptance_length == 1 + 500 / 200
+    assert samples(text.format(100, 50), text.format(300, 50)).use().acceptance_length == 1
+    assert samples(text.format(100, 50), text.format(100, 50)).use().acceptance_length is None
+
+
 def test_tensorrt_llm_has_names_of_its_own():
     text = (
         'nv_trt_llm_request_metrics{model="llm",request_type="active",version="1"} 7\n'

@@ -90,6 +90,11 @@ def test_the_figures_on_top_are_the_confirmed_rate_and_the_cost(study: LoadStudy
     assert rate.value == "none confirmed"
     whole = [window.model_copy(update={"first_token": None}) for window in study.outcome.windows]
     assert "; end to end p95" in highlights((), None, (), (with_outcome(study, windows=tuple(whole)),), ())[0].note
+    used = [one.server.model_copy(update={"acceptance_length": 2.5}) for one in study.outcome.windows]
+    pairs = zip(study.outcome.windows, used, strict=True)
+    speculated = tuple(window.model_copy(update={"server": server}) for window, server in pairs)
+    _, step, _ = highlights((), None, (), (with_outcome(study, windows=speculated),), ())
+    assert (step.label, step.value) == (f"Tokens a step, {study.target}", "2.50")
 
 
 def test_the_page_has_the_sentence_that_decided_and_every_table(promoted_page) -> None:

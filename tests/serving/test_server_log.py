@@ -21,7 +21,14 @@ AFTER = '2026-11-28T04:00:09Z E 5 model.py:298] "llm: the engine failed: its thr
         (["I all is well"], ""),
         ([], ""),
     ],
-    ids=["its process before what follows", "the last of two", "as vLLM says it", "no process is named", "none", "empty"],
+    ids=[
+        "its process before what follows",
+        "the last of two",
+        "as vLLM says it",
+        "no process is named",
+        "none",
+        "empty",
+    ],
 )
 def test_the_last_death_is_told_with_its_process(tmp_path, lines, said):
     (tmp_path / "server.log").write_text("\n".join(lines))

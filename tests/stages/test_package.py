@@ -55,7 +55,7 @@ def package(tmp_path):
     uri = f"file://{tmp_path / 'store'}"
     store = open_store(uri)
 
-    def run(*, generative=True, release="r1", built=None, engine=None):
+    def run(*, generative=True, release="r1", built=None, engine=None, plain=None):
         engine = store.publish("engine", built or engine or make_engine(tmp_path / f"engine {release}"))
         evaluation = tmp_path / f"evaluation-{generative}"
         evaluation.mkdir(exist_ok=True)
@@ -78,7 +78,8 @@ def package(tmp_path):
             release_id=release, stage="package", subject="cpu",
             config={"target": GPU_TARGET if built else TARGET, "golden_prompts": 20, "maximum_tokens": 6,
                     "model": "organisation/name", "chat_template_arguments": {"thinking": False}},
-            inputs={"engine": engine, "evaluation": store.publish("evaluation", evaluation)},
+            inputs={"engine": engine, "evaluation": store.publish("evaluation", evaluation)}
+            | ({"plain_engine": store.publish("engine", plain)} if plain else {}),
             store=uri, work_root=str(tmp_path / "work"),
         )  # fmt: skip
         return store, execute(request)
@@ -108,6 +109,15 @@ def test_answers_that_the_build_recorded_are_the_golden_ones(package, tmp_path):
     write_golden(engine, [own])
     store, result = package(engine=engine)
     assert read_golden(store.fetch(result.artifacts["repository"])) == [own]
+
+
+def test_the_golden_answers_of_an_engine_that_speculates_are_those_of_the_engine_that_does_not(package, tmp_path):
+    speculating, plain = (make_engine(tmp_path / name) for name in ("speculating", "plain"))
+    wanted = GoldenPrompt(prompt="0+1=", completion=" one", maximum_tokens=6)
+    write_golden(speculating, [GoldenPrompt(prompt="0+1=", completion=" two", maximum_tokens=6)])
+    write_golden(plain, [wanted])
+    store, result = package(engine=speculating, plain=plain)
+    assert read_golden(store.fetch(result.artifacts["repository"])) == [wanted]
 
 
 def test_another_release_with_the_same_inputs_gets_the_same_repository(package):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 
 import pytest
 
@@ -58,16 +59,43 @@ def test_a_plain_checkpoint_is_built_for_a_cpu_and_answers_as_transformers_does(
     assert list((tmp_path / "engine" / "compiled" / "modelinfos").glob("*.json"))  # found again by every server
 
 
-def test_an_answer_follows_a_json_schema(source):
-    tokenizer = AutoTokenizer.from_pretrained(source)
-    properties = runtime_properties(TARGET, "float32", read_quantization(source))
-    limits = TARGET.limits.model_dump()
-    batcher = Batcher(source, Settings.of(properties, limits, end_tokens=[tokenizer.eos_token_id]))
-    batcher.submit("1", tokenizer("7 + 5 =")["input_ids"], 40, json_schema='{"enum": ["yes", "no"]}')
+@contextmanager
+def batcher_of(source, target=TARGET):
+    properties = runtime_properties(target, "float32", read_quantization(source))
+    ends = [AutoTokenizer.from_pretrained(source).eos_token_id]
+    batcher = Batcher(source, Settings.of(properties, target.limits.model_dump(), end_tokens=ends))
+    try:
+        yield batcher
+    finally:
+        batcher.stop()
+
+
+def answered(batcher, prompt, maximum_tokens, **options):
+    """The tokens of an answer."""
+    batcher.submit("1", prompt, maximum_tokens, **options)
     tokens, ended = [], False
     while not ended:
         for output in batcher.outputs(timeout_seconds=60):
             assert not output.error
             tokens, ended = [*tokens, *output.tokens], bool(output.finish_reason)
-    batcher.stop()
+    return tokens
+
+
+def test_an_answer_follows_a_json_schema(source):
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    with batcher_of(source) as batcher:
+        tokens = answered(batcher, tokenizer("7 + 5 =")["input_ids"], 40, json_schema='{"enum": ["yes", "no"]}')
     assert json.loads(tokenizer.decode(tokens, skip_special_tokens=True)) in ("yes", "no")
+
+
+def test_speculation_by_ngrams_changes_no_answer_and_is_counted(source):
+    ngrams = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+    variant = TARGET.model_copy(update={"variants": {"ngram": {"speculative_config": ngrams}}}).varied("ngram")
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    prompts = [tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
+    with batcher_of(source) as plain:
+        wanted = [answered(plain, prompt, 40, ignore_eos=True) for prompt in prompts]
+        assert (plain.drafts, plain.accepted) == (0, 0)
+    with batcher_of(source, variant) as speculating:
+        assert [answered(speculating, prompt, 40, ignore_eos=True) for prompt in prompts] == wanted
+        assert 0 < speculating.accepted <= 3 * speculating.drafts

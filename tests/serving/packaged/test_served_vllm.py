@@ -34,7 +34,7 @@ DEADLY, SENSELESS, UNWRITABLE = "\x0b", "\x0c", "\x0e"
 
 @pytest.fixture(scope="module")
 def repository(gpu_engine, tmp_path_factory):
-    properties = {"arguments": '{"kv_cache_dtype": "auto"}'}
+    properties = {"arguments": '{"kv_cache_dtype": "auto", "speculative_config": {"method": "ngram"}}'}
     engine, target = gpu_engine("vllm", properties)
     golden = [GoldenPrompt(prompt=PROMPT, completion="?", maximum_tokens=4)]
     destination = tmp_path_factory.mktemp("vllm") / "repository"
@@ -152,6 +152,8 @@ def test_the_engines_own_figures_are_shown(server):
     ask(server, *[asking(ignore_eos=True) for _ in range(3)])
     assert eventually(lambda: metric(server, "llm_kv_cache_usage") == 0)
     assert metric(server, "llm_preemptions_total") > 0  # the double tells of one a request
+    drafts, accepted = (metric(server, f"llm_{name}_total") for name in ("drafts", "accepted"))
+    assert 0 < 2 * drafts == accepted  # and of two tokens that were guessed rightly a step
     assert eventually(lambda: metric(server, "llm_active_requests") == 0)
 
 

@@ -44,7 +44,7 @@ class AsyncLLM:
         _compile(arguments)
         cache = SimpleNamespace(num_gpu_blocks=64, block_size=16, cache_dtype=arguments["kv_cache_dtype"])
         self.vllm_config = SimpleNamespace(cache_config=cache, model_config=SimpleNamespace(quantization=None))
-        self._loggers = loggers
+        self._loggers, self._speculates = loggers, "speculative_config" in arguments
         self._core, self._worker = map(_process, ("VLLM::EngineCore", "VLLM::Worker_TP1"))
 
     @classmethod
@@ -85,8 +85,9 @@ class AsyncLLM:
         self._worker.kill()
 
     def _tell(self, number: int) -> None:
+        speculation = SimpleNamespace(num_drafts=1, num_accepted_tokens=2) if self._speculates else None
         for logger in self._loggers:
             logger.record(
-                SimpleNamespace(kv_cache_usage=0.25, num_waiting_reqs=3),
+                SimpleNamespace(kv_cache_usage=0.25, num_waiting_reqs=3, spec_decoding_stats=speculation),
                 SimpleNamespace(num_preempted_reqs=number == 1),
             )
