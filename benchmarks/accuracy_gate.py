@@ -149,7 +149,7 @@ def _items(scores: NDArray[np.float64]) -> list[ScoredItem]:
 
 @cache
 def _clusters(questions: int, items: int) -> list[str]:
-    return document_clusters([{"question": f"What is {n % questions}?"} for n in range(items)], None)
+    return document_clusters([{"question": f"What is {n % questions}?"} for n in range(items)])
 
 
 def _repeated(questions: int, random: np.random.Generator) -> list[ScoredItem]:

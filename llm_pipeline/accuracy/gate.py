@@ -98,21 +98,15 @@ def portions(clusters: Mapping[str, Sequence[str]]) -> tuple[tuple[ItemPlace, ..
     return tuple(tuple(sorted(places)) for places in cut if places)
 
 
-def document_clusters(documents: Sequence[Mapping[str, Any]], field: str | None) -> list[str]:
+def document_clusters(documents: Sequence[Mapping[str, Any]]) -> list[str]:
     """The cluster of each document of a task; an empty name is none.
 
     Documents that are equal but for their identifiers are one cluster, whatever their length, and so are those that
     share a text of `LONG` characters in the same field; a text that more than half of them share is an instruction,
     and joins nothing. Case and spaces do not matter. A passage that is repeated with other words is not found.
-
-    Args:
-        documents: The task's, in their order.
-        field: The field that names the cluster; `EACH_BY_ITSELF` for none; None to find what is shared.
     """
-    if field == EACH_BY_ITSELF or not documents:
-        return [""] * len(documents)
-    if field is not None:
-        return ["" if (name := document.get(field)) is None else str(name) for document in documents]
+    if not documents:
+        return []
     equal, passages = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
     for number, document in enumerate(documents):
         texts = list(_texts("", document))

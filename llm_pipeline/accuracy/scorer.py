@@ -258,10 +258,7 @@ class Scorer:
             self._documents[name] = list(task.eval_docs)[: evaluation.limit]
             if not self._documents[name]:
                 raise ConfigError("it has no documents: its split is empty", where=f"task {name}")
-        field = evaluation.cluster_field
-        self.clusters = {name: document_clusters(own, field) for name, own in self._documents.items()}
-        if field not in (None, "none") and not any(name for names in self.clusters.values() for name in names):
-            raise ConfigError(f"no document has the cluster field {field!r}", where=", ".join(loaded.tasks))
+        self.clusters = {name: document_clusters(own) for name, own in self._documents.items()}
         self.metrics = dict(metrics or {})
 
     def _chat(self, name: str) -> bool:

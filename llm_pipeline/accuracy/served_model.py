@@ -21,7 +21,7 @@ from llm_pipeline.base.errors import ConfigError, PipelineError, Transient, Unsu
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.release import CheckpointEvaluation
 from llm_pipeline.serving.completions import COMPLETIONS_PATH, header_secrets, refusal_text, shown
-from llm_pipeline.serving.endpoint_access import request_headers, tls_context
+from llm_pipeline.serving.endpoint_access import tls_context
 
 _REQUESTS_IN_FLIGHT = 32
 _ATTEMPTS = 3
@@ -44,7 +44,7 @@ class ServedModel(CheckedModel, LocalCompletionsAPI):  # type: ignore[misc]  # l
     """
 
     def __init__(self, endpoint: Endpoint, tokenizer: Any, evaluation: CheckpointEvaluation) -> None:
-        headers = request_headers(endpoint)
+        headers = endpoint.headers()
         super().__init__(
             model=endpoint.openai_model,
             base_url=endpoint.url.rstrip("/") + COMPLETIONS_PATH,

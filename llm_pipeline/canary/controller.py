@@ -455,7 +455,6 @@ class CanaryController:
             weights={slot: mine} if mine == ALL else {slot: mine, other_slot(slot): ALL - mine},
             candidate=slot if on_trial else None,
             standby=standby,
-            sticky_header=self._policy.session_header if on_trial else None,
             owner=self._plan.driver,
             epoch=self._token.epoch,
         )

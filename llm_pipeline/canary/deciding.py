@@ -226,11 +226,8 @@ class _Turn:
                 if hangs:  # requests that hang at the candidate make the split look wrong, and users are waiting
                     return self._condemn(record, evidence.with_death(hangs, self.seen.death))
                 return self._pause(record, judgement, PauseReason.WRONG_SPLIT)
-            case Outcome.REGRESSED:  # a fault that users would notice is rolled back whatever the policy says
-                judgement = evidence.with_death(judgement, self.seen.death)
-                if policy.on_regression == "roll_back" or evidence.guard(step, policy) is not None:
-                    return self._condemn(record, judgement)
-                return self._pause(record, judgement, PauseReason.REGRESSED)
+            case Outcome.REGRESSED:
+                return self._condemn(record, evidence.with_death(judgement, self.seen.death))
             case Outcome.UNDECIDED if evidence.stable_is_bad(step):  # there is no stable to roll back to
                 return self._pause(record, judgement, PauseReason.UNDECIDED)
             case Outcome.UNDECIDED if policy.on_undecided == "roll_back":

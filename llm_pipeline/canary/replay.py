@@ -19,7 +19,6 @@ from typing import Self
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
-from llm_pipeline.serving.endpoint_access import request_headers
 
 log = get_logger(__name__)
 
@@ -55,7 +54,7 @@ class Replay:
     ) -> None:
         self._endpoint, self._prompts, self._rate = endpoint, list(dict.fromkeys(prompts)), rate_per_second
         self._maximum_tokens, self._attempts = maximum_tokens, attempts
-        self._headers, self._tls = request_headers(endpoint), None if trusted is None else _context(trusted)
+        self._headers, self._tls = endpoint.headers(), None if trusted is None else _context(trusted)
         self._sent: Counter[int] = Counter()  # by whole seconds since 1970: a canary may take days
         self._quiet = False
         self._stop = threading.Event()

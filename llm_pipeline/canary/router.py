@@ -51,7 +51,6 @@ class RouteState(Frozen):
             None when no release is on trial.
         standby: The slot that gets requests only when the one with all traffic fails: the previous version, or a
             candidate before its first step (see `moving`). None for no standby; arms on trial back each other.
-        sticky_header: Requests with the same value of this header stay in one arm; None splits request by request.
         owner: Who wrote it, for people.
         epoch: Fencing number: a write with a lower one is refused.
     """
@@ -59,7 +58,6 @@ class RouteState(Frozen):
     weights: dict[SlotName, Annotated[int, Field(ge=0, le=ALL)]]
     candidate: SlotName | None = None
     standby: SlotName | None = None
-    sticky_header: str | None = None
     owner: str
     epoch: Annotated[int, Field(ge=0)]
 
@@ -81,7 +79,7 @@ class RouteState(Frozen):
 
     def _traffic(self) -> tuple[object, ...]:
         weights = {slot: weight for slot, weight in self.weights.items() if weight}
-        return weights, self.candidate, self.sticky_header
+        return weights, self.candidate
 
 
 def other_slot(slot: SlotName) -> SlotName:
@@ -95,13 +93,11 @@ def all_to(slot: SlotName, *, owner: str, epoch: int, standby: SlotName | None =
 
 
 def rounded(want: RouteState, unit: int, *, where: str) -> RouteState:
-    """The state for a router with weights in steps of `unit` basis points and no sessions or retries.
+    """The state for a router with weights in steps of `unit` basis points and no retries.
 
     Raises:
-        Unsupported: A share would become nothing, or sessions are to be kept.
+        Unsupported: A share would become nothing.
     """
-    if want.sticky_header is not None:
-        raise Unsupported("this router cannot keep sessions by a header", where=where)
     share = want.weights.get("green", 0)
     nearest = round(share / unit) * unit
     if nearest in (0, ALL) and nearest != share:

@@ -31,8 +31,8 @@ from llm_pipeline.config.server_place import OpenAiSlot, ServerPlace, ServerPort
 from llm_pipeline.config.store import Store, StoreModel
 
 __all__ = [
-    "Deployment", "GuardSchedule", "HubAccess", "QuantizationHost", "Retention", "RouterPlace",
-    "ServerPorts", "TargetPlace", "VerificationSchedule", "WorkerGroup", "Workers",
+    "Deployment", "HubAccess", "QuantizationHost", "Retention", "RouterPlace", "ServerPorts", "TargetPlace",
+    "WorkerGroup", "Workers",
 ]  # fmt: skip
 
 
@@ -163,27 +163,6 @@ class Retention(ConfigModel):
     delete: bool = False
 
 
-class GuardSchedule(ConfigModel):
-    """When the guard looks for canaries without a controller.
-
-    Attributes:
-        schedule: Cron expression of the guard DAG (UTC); None for runs by hand only. If the guard did not run for 15
-            minutes, a canary that waits for a person is rolled back when its run ends.
-    """
-
-    schedule: Word | None = "* * * * *"
-
-
-class VerificationSchedule(ConfigModel):
-    """When what serves is verified: every byte of it against its manifest, the servers' answers, the router.
-
-    Attributes:
-        schedule: Cron expression of the verification DAG (UTC); None for runs by hand only.
-    """
-
-    schedule: Word | None = "17 3 * * *"
-
-
 class Deployment(ConfigModel):
     """One place to run releases. The directories of work, store and state are three, and none lies in another.
 
@@ -203,8 +182,11 @@ class Deployment(ConfigModel):
         computing_at_once: Mapped tasks of one kind (quantize, accuracy, build) that a run has going at a time;
             None leaves it to Airflow's pools and parallelism.
         retention: What the retention keeps.
-        guard: When the guard runs.
-        verification: When what serves is verified.
+        guard_schedule: Cron expression (UTC) of the guard, which looks for canaries without a controller; None for runs
+            by hand only. If it did not run for 15 minutes, a canary that waits for a person is rolled back when its
+            run ends.
+        verification_schedule: Cron expression (UTC) of the DAG that verifies what serves: every byte of it against its
+            manifest, the servers' answers, the router; None for runs by hand only.
         owner: Who answers for the deployment's DAGs, in Airflow's lists.
         notifications: Who is told of what happens to releases: channels by names of yours. Secrets never stand here.
         mlflow_experiment: Experiment of MLflow that keeps each release as a run, on the server that
@@ -230,8 +212,8 @@ class Deployment(ConfigModel):
     workers: Workers = Workers()
     computing_at_once: Small | None = None
     retention: Retention = Retention()
-    guard: GuardSchedule = GuardSchedule()
-    verification: VerificationSchedule = VerificationSchedule()
+    guard_schedule: Word | None = "* * * * *"
+    verification_schedule: Word | None = "17 3 * * *"
     owner: Owner = "llm-pipeline"
     notifications: Notifications = Field(default={})
     mlflow_experiment: Word | None = None

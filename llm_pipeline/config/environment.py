@@ -51,12 +51,20 @@ class EnvironmentModel(ConfigModel):
 
 
 class Toleration(ConfigModel):
-    """A taint that the pod may be scheduled on all the same, in Kubernetes' words."""
+    """A taint that the pod may be scheduled on all the same, in Kubernetes' words.
+
+    Attributes:
+        value: Of the taint; None for any.
+        effect: Of the taint; None for every one.
+    """
 
     key: Word
-    operator: Literal["Exists", "Equal"] = "Exists"
     value: Word | None = None
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+
+    def of_pod(self) -> dict[str, str]:
+        """As a pod's specification has it."""
+        return {**self.model_dump(exclude_none=True), "operator": "Exists" if self.value is None else "Equal"}
 
 
 class ClaimMount(ConfigModel):

@@ -13,7 +13,6 @@ from llm_pipeline.config.model import (
     Labels,
     Name,
     Names,
-    PlainUrl,
     PositiveGib,
     Word,
 )
@@ -40,22 +39,19 @@ class ServingManifestOptions(ConfigModel):
             mounted read-only.
         secrets: Secrets whose keys become environment variables of the setup container: for a store in S3.
         service_account: Service account of the pods.
-        image_pull_secrets: Secrets for the images' registry.
         minimum_replicas: Fewest servers.
         maximum_replicas: Most servers.
-        autoscaler: A HorizontalPodAutoscaler on the pods' own metric, which needs an adapter for custom metrics; a
-            KEDA ScaledObject, which asks Prometheus; or none, for as many servers as `minimum_replicas`. Either adds
-            a server when those there hold 80 % of the requests that they can.
-        prometheus: URL of Prometheus, for KEDA.
-        gpu_product: Value of the label `nvidia.com/gpu.product` of the nodes; None for that of the target's GPU.
-        node_selector: Further labels that a node must have.
+        autoscaler: A HorizontalPodAutoscaler on the pods' own metric, which needs an adapter for custom metrics and
+            adds a server when those there hold 80 % of the requests that they can; or none, for as many servers as
+            `minimum_replicas`.
+        node_selector: Labels that a node must have; `nvidia.com/gpu.product` is that of the target's GPU unless it is
+            here.
         tolerations: Taints of GPU nodes.
         memory_gib: Memory request and limit of a pod, which its shared memory counts towards; None for none.
         user: `uid:gid` of the pods. SSH wants the image to know the user's name, for servers over several nodes.
         ports: Ports of the server; behind `openai` a second container speaks OpenAI's API, from `setup_image`.
         startup_minutes: Longest start: fetching, verifying and loading weights.
         drain_seconds: Longest wait for requests in flight when a pod ends.
-        endpoint_seconds: Time between the end of new requests to a pod and the signal to end.
     """
 
     namespace: Name = "llm-serving"
@@ -65,12 +61,9 @@ class ServingManifestOptions(ConfigModel):
     claims: Claims = (ClaimMount(claim="llm-pipeline-store", path=_STORE),)
     secrets: Names = ()
     service_account: Name | None = None
-    image_pull_secrets: Names = ()
     minimum_replicas: Instances = 1
     maximum_replicas: Instances = 4
-    autoscaler: Literal["hpa", "keda", "none"] = "hpa"
-    prometheus: PlainUrl = "http://prometheus-operated.monitoring.svc:9090"
-    gpu_product: Word | None = None
+    autoscaler: Literal["hpa", "none"] = "hpa"
     node_selector: Labels = Field(default={})
     tolerations: Tolerations = (Toleration(key="nvidia.com/gpu", effect="NoSchedule"),)
     memory_gib: PositiveGib | None = None
@@ -78,7 +71,6 @@ class ServingManifestOptions(ConfigModel):
     ports: ServerPorts = ServerPorts(http=8000, grpc=8001, metrics=8002, openai=8003)
     startup_minutes: int = Field(default=30, ge=1, le=1_440)
     drain_seconds: int = Field(default=60, ge=1, le=86_400)
-    endpoint_seconds: int = Field(default=10, ge=1, le=3_600)
 
     @model_validator(mode="after")
     def _replicas_are_a_range(self) -> Self:

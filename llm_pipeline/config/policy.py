@@ -176,8 +176,6 @@ class CanaryPolicy(ConfigModel):
             their shares; at the median 1.5 tolerates 60 % for 50 %.
         slow_quantiles: A request is slow beyond these quantiles of stable's latencies, fixed before step one. One is
             left out if fewer than five of stable's requests are beyond it: 0.99 needs 500 requests.
-        session_header: Request header that names the session, whose requests then stay with one version. They still
-            count one by one.
         consecutive_failures: This many candidate failures in a row roll back at once.
         look_seconds: Time between two looks at the data.
         replay_requests_per_second: If users send less than this, prompts of the workload are sent to the users' port as
@@ -187,8 +185,6 @@ class CanaryPolicy(ConfigModel):
             if the candidate answered requests of the step and failed no larger share of them than stable (and
             otherwise pauses), `roll_back` ends the canary. Silence never advances: if stable gets no requests before
             the first step, the canary ends; set `replay_requests_per_second` for such places.
-        on_regression: What follows a comparison that shows the candidate to be worse: `freeze` keeps the weights and
-            asks a person. A candidate that fails request after request, or whose server ended, is always rolled back.
         approve_before_percent: Steps that begin only after a person approved each of them.
         pause_deadline_seconds: A canary that waits longer than this for a person is rolled back, whatever its share: it
             holds a slot and blocks other releases, and its users are not watched.
@@ -208,12 +204,10 @@ class CanaryPolicy(ConfigModel):
     error_ratio: Ratio = 1.5
     slow_ratio: Ratio = 1.5
     slow_quantiles: tuple[Quantile, ...] = Field((0.5, 0.9, 0.99), min_length=1, max_length=20)
-    session_header: Annotated[str, Field(pattern=r"^[a-z0-9-]+$", max_length=128)] | None = None
     consecutive_failures: Small = 5
     look_seconds: PositiveSeconds = 1.0
     replay_requests_per_second: Annotated[float, Field(ge=0.0, le=1_000.0)] = 0.0
     on_undecided: Literal["pause", "advance", "roll_back"] = "pause"
-    on_regression: Literal["roll_back", "freeze"] = "roll_back"
     approve_before_percent: Annotated[tuple[Percent, ...], Field(max_length=100)] = ()
     pause_deadline_seconds: PositiveSeconds = 14_400.0
     unwatched_seconds: PositiveSeconds = 300.0

@@ -16,12 +16,12 @@ from llm_pipeline.config.model import (
     HubId,
     Items,
     Line,
-    Milliseconds,
     Minutes,
     Name,
     Names,
     PathText,
     PositiveHours,
+    PositiveMilliseconds,
     PositiveMinutes,
     Revision,
     Small,
@@ -192,9 +192,6 @@ class CheckpointEvaluation(ConfigModel):
         limit: Items per task; None for all.
         batch_size: Requests a forward pass of `hf`; `auto` takes what fits into the device's memory.
         maximum_length: Context length given to the model, in tokens.
-        cluster_field: Field of a task's documents that says what belongs together (the same passage, the same
-            template): items of one cluster are not independent, and are judged so. None finds documents that are
-            repeated, or share a long text; `none` takes each item for itself.
     """
 
     tasks: Annotated[Words, Field(min_length=1)]
@@ -212,7 +209,6 @@ class CheckpointEvaluation(ConfigModel):
     limit: Items | None = None
     batch_size: BatchSize | Literal["auto"] = "auto"
     maximum_length: Annotated[Tokens, Field(ge=8)] = 2048
-    cluster_field: Word | None = None
 
     @property
     def samples(self) -> bool:
@@ -281,17 +277,9 @@ class Drill(ConfigModel):
 
     Attributes:
         delay_milliseconds: Added before the first token of every answer.
-        failure_fraction: Share of requests answered with an error.
     """
 
-    delay_milliseconds: Milliseconds = 0.0
-    failure_fraction: Fraction = 0.0
-
-    @model_validator(mode="after")
-    def _does_something(self) -> Drill:
-        if self.delay_milliseconds == 0.0 and self.failure_fraction == 0.0:
-            raise ValueError("a drill needs delay_milliseconds or failure_fraction")
-        return self
+    delay_milliseconds: PositiveMilliseconds
 
 
 class Approval(ConfigModel):

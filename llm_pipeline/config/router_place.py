@@ -21,7 +21,6 @@ class RouterModel(ConfigModel):
 
     Attributes:
         share_unit: Basis points of the traffic that its weights are rounded to.
-        keeps_sessions: Requests with the same value of a header can be kept in one slot.
         logs_requests: It keeps a record of single requests that we can read.
         acts_within_seconds: Longest wait for its word that new weights are in force.
         passes_openai: Users may ask by OpenAI's API there; False where their paths are narrowed to Triton's.
@@ -29,7 +28,6 @@ class RouterModel(ConfigModel):
     """
 
     share_unit: ClassVar[int] = 1
-    keeps_sessions: ClassVar[bool] = False
     logs_requests: ClassVar[bool] = False
     acts_within_seconds: ClassVar[float] = 60.0
     passes_openai: ClassVar[bool] = False

@@ -152,16 +152,6 @@ class EngineBuildOptions(ConfigModel):
     flags: Annotated[dict[Word, ParameterValue], Field(max_length=256)] = Field(default={})
 
 
-class ServingOptions(ConfigModel):
-    """How Triton serves the engine.
-
-    Attributes:
-        add_special_tokens: The tokenizer adds the model's own, such as a begin-of-text token. GPU engines only.
-    """
-
-    add_special_tokens: bool = True
-
-
 class Target(ConfigModel):
     """One place a release is built for.
 
@@ -181,7 +171,6 @@ class Target(ConfigModel):
             target's GPUs and its runtime.
         runtime: How a GPU engine runs the model.
         build: Options of the build.
-        serving: How Triton serves the engine.
         server: What serves it: Triton, or the engine's own server with OpenAI's API: `vllm serve` of engine `vllm`,
             `trtllm-serve` of `tensorrt_llm_llmapi`. Such a server has neither Triton's routes nor our bounds on its
             queue, and runs on this host only.
@@ -205,7 +194,6 @@ class Target(ConfigModel):
     environment: Name = "model"
     runtime: RuntimeOptions = RuntimeOptions()
     build: EngineBuildOptions = EngineBuildOptions()
-    serving: ServingOptions = ServingOptions()
     server: Literal["triton", "vllm", "trtllm"] = "triton"
     variants: Annotated[dict[Name, EngineArgs], Field(max_length=16)] = Field(default={})
 
@@ -221,7 +209,7 @@ class Target(ConfigModel):
             options: EngineModel = installed_model("engines", engine).model_validate(value or {}, context=info.context)
             return options
         if value:
-            raise ValueError(f"engine {engine} has no options here: see runtime, build and serving")
+            raise ValueError(f"engine {engine} has no options here: see runtime and build")
         return None
 
     @model_serializer(mode="wrap")

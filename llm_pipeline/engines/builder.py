@@ -99,8 +99,8 @@ class EngineAdapter(Adapter):
         beside_triton: Whether that distribution must be in the environment that Triton runs the served model in.
         own_server: The server that it brings itself; None for none.
         words: The engine's name in sentences.
-        reads: Options that it reads of `runtime`, `build` and `serving` of a target; `plan` warns of others that are
-            set. Options of an option are named one by one (`kv_cache.reuse_blocks`) or all (`kv_cache.*`). It reads the
+        reads: Options that it reads of `runtime` and `build` of a target; `plan` warns of others that are set.
+            Options of an option are named one by one (`kv_cache.reuse_blocks`) or all (`kv_cache.*`). It reads the
             whole of a section that is not named.
         tools: Distributions of the build's environment whose versions decide what is built: a part of the stage key.
         scores_prompts: Its served model takes `input_ids` and `echo` with `logprobs`, so that tasks which compare the

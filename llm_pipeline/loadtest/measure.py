@@ -36,7 +36,6 @@ from llm_pipeline.loadtest.outcome import ServerUse
 from llm_pipeline.loadtest.records import Fault, Records
 from llm_pipeline.loadtest.server_metrics import ServerSampler
 from llm_pipeline.loadtest.traffic import Traffic
-from llm_pipeline.serving.endpoint_access import request_headers
 
 _REQUEST_SECONDS = 100e-6
 _CHUNK_SECONDS = 20e-6
@@ -175,7 +174,7 @@ def _target(endpoint: Endpoint, timeout_seconds: float) -> Target:
         model=endpoint.openai_model,
         tls=tls,
         ca_file=endpoint.ca_file,
-        headers=request_headers(endpoint),
+        headers=endpoint.headers(),
         timeout_seconds=timeout_seconds,
     )
 

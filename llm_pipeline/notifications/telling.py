@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,9 +20,6 @@ from llm_pipeline.notifications.mlflow_run import keep_in_mlflow
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.documents import understood
 from llm_pipeline.store.place_state import read_place
-
-ConnectionReader = Callable[[str], str | None]
-"""From the name of an Airflow connection to its password; None where it cannot be had."""
 
 log = get_logger(__name__)
 
@@ -39,24 +36,16 @@ class _Told(Frozen):
     through: int = 0
 
 
-def no_connections(_: str) -> None:
-    """The `ConnectionReader` of a process that Airflow did not start."""
-
-
-def tell(deployment: Deployment, events: Iterable[Event], connections: ConnectionReader = no_connections) -> None:
+def tell(deployment: Deployment, events: Iterable[Event]) -> None:
     """Send events on the deployment's channels.
 
-    Never raises, for people who are not told must not stop a release: errors are logged, without their texts.
-
-    Args:
-        deployment: Who is to be told.
-        events: What happened.
-        connections: Where secrets are, besides the environment; channels whose secret is not had are left to others.
+    Never raises, for people who are not told must not stop a release: errors are logged, without their texts. Channels
+    whose variable is not set here are left to others.
     """
     told = list(events)
     for name, channel in deployment.notifications.items():
         with contained(f"sending by {name}"):
-            _send(channel, services_of(channel, connections), told)
+            _send(channel, services_of(channel), told)
 
 
 def tell_canary(
@@ -65,7 +54,6 @@ def tell_canary(
     place: str,
     release_id: str = "",
     *,
-    connections: ConnectionReader = no_connections,
     link: str = "",
 ) -> None:
     """Tell people the events of a place's canary that nobody has told yet; see `tell`.
@@ -78,12 +66,11 @@ def tell_canary(
         deployment: Who is to be told.
         place: The place's name.
         release_id: The release on trial; that which is, or was last, by default.
-        connections: As for `tell`.
         link: A page about the release.
     """
     for channel_name, channel in deployment.notifications.items():
         with contained(f"telling {channel_name} of the canary at {place}"):
-            services = services_of(channel, connections)
+            services = services_of(channel)
             on_trial = release_id or read_place(store, place).on_trial
             if not services or not on_trial:
                 continue
@@ -130,21 +117,19 @@ def check_channel(channel: Channel) -> str:
         Unsupported: Apprise is not installed here.
         NotSent: A URL is wrong.
     """
-    if channel.connection:
-        return f"sent by Airflow alone, from the connection {channel.connection}"
-    services = services_of(channel, no_connections)
+    services = services_of(channel)
     return f"{len(services)} services of Apprise" if services else f"nothing is sent from here: no {channel.variable}"
 
 
-def services_of(channel: Channel, connections: ConnectionReader) -> Any:
+def services_of(channel: Channel) -> Any:
     """Apprise with a channel's URLs; empty where these cannot be had here.
 
     Raises:
         Unsupported: Apprise is not installed here.
         NotSent: A URL is wrong.
     """
-    urls = os.environ.get(channel.variable) if channel.variable else connections(channel.connection or "")
-    if not (urls or "").strip():
+    urls = os.environ.get(channel.variable, "").split()
+    if not urls:
         return ()
     try:
         import apprise
@@ -153,7 +138,7 @@ def services_of(channel: Channel, connections: ConnectionReader) -> Any:
     logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)  # it may show the URLs,
     logging.getLogger("urllib3").setLevel(logging.INFO)  # and this one their paths
     services = apprise.Apprise()
-    for number, url in enumerate((urls or "").split(), start=1):
+    for number, url in enumerate(urls, start=1):
         if not services.add(url):
             raise NotSent(f"Apprise does not understand URL {number}", hint="try it with the command `apprise`")
     return services

@@ -33,7 +33,7 @@ from llm_pipeline.notifications.telling import check_channel
 from llm_pipeline.operations.served_place import is_recent, last_heard, last_pass
 from llm_pipeline.operations.status import Health, PlaceStatus, deployment_status
 from llm_pipeline.planning import host
-from llm_pipeline.runners.stage_environment import named_secrets, secret_connections
+from llm_pipeline.runners.stage_environment import named_secrets
 from llm_pipeline.serving.endpoint_access import require_model
 from llm_pipeline.serving.repository_links import refuse_other_host
 from llm_pipeline.serving.triton_runtime import inspect_interpreter, open_home
@@ -257,7 +257,7 @@ class SecretSource:
 
 def secret_sources(deployment: Deployment) -> Iterator[SecretSource]:
     """The secrets of a deployment, by their variables' names."""
-    connections = secret_connections(deployment)
+    connections = deployment.airflow_connections
     for variable in sorted(named_secrets(deployment)):
         here, connection = bool(os.environ.get(variable)), connections.get(variable)
         if here and connection:
@@ -272,7 +272,7 @@ def _secrets(deployment: Deployment) -> Iterator[Look]:
     for source in secret_sources(deployment):
         fix = "keep one of them: what Airflow runs refuses both"
         yield f"secret {source.variable}", _told(source.words, ConfigError if source.twice else None, fix)
-    given = tuple(f"{variable} " for variable in secret_connections(deployment))
+    given = tuple(f"{variable} " for variable in deployment.airflow_connections)
     for line in (*host.missing_credentials(deployment, "hub"), *host.missing_signing_keys(deployment)):
         if not line.startswith(given):
             yield "credentials", _told(line, _Doubt)
@@ -357,7 +357,7 @@ def _production(deployment: Deployment) -> Iterator[Look]:
     for one in found.places:
         yield from _served(one)
     alone = {place: seconds for place, seconds in heard.items() if not is_recent(seconds)}
-    if deployment.guard.schedule is None or not deployment.places:
+    if deployment.guard_schedule is None or not deployment.places:
         return
     if alone:
         detail = "; ".join(f"the guard of {place} {last_pass(seconds)}" for place, seconds in alone.items())

@@ -376,8 +376,6 @@ def own_server_problems(loaded: LoadedRelease, target: Target, place: TargetPlac
         yield f"{own.program} is started on one host, and the target's ranks need several"
     if loaded.release.drill is not None:
         yield f"a drill is made by the model's code in Triton, and {own.program} has none"
-    if not target.serving.add_special_tokens:
-        yield f"{own.program} adds special tokens unless a request says no, and serving.add_special_tokens is false"
     environment = loaded.deployment.environments.get(place.environment)
     python = Path((environment.interpreter_here() if environment else None) or "/nonexistent/python")
     if target.accelerator == "cpu" and python.exists() and not (python.parent / own.program).exists():
@@ -387,8 +385,6 @@ def own_server_problems(loaded: LoadedRelease, target: Target, place: TargetPlac
 def problems_of(place: TargetPlace, policy: CanaryPolicy) -> Iterator[str]:
     """Why a place's router and metrics cannot do what a policy asks."""
     router, metrics = place.router, place.metrics
-    if policy.session_header is not None and not router.keeps_sessions:
-        yield f"router {router.kind} keeps no sessions, and the policy has session_header {policy.session_header}"
     if fine := [percent for percent in policy.steps_percent if round(percent * 100.0, 6) % router.share_unit]:
         shares = ", ".join(f"{percent:g}" for percent in fine)
         yield f"router {router.kind} splits by {router.share_unit / 100.0:g} %, and steps_percent has {shares}"

@@ -66,16 +66,7 @@ def named_secrets(deployment: Deployment) -> frozenset[str]:
     """The variables that a deployment names for secrets, whoever needs them."""
     everything = deployment.model_dump(mode="json", exclude={"variables", "environments"})
     addresses = (channel.variable for channel in deployment.notifications.values())
-    return frozenset({*_names_in(everything), *secret_connections(deployment), *filter(None, addresses)})
-
-
-def secret_connections(deployment: Deployment) -> dict[str, str]:
-    """The Airflow connections that hold a deployment's secrets, by the variable that hands each on."""
-    document = deployment.model_dump(mode="json")
-    sections = [value for _, value in _entries(document)]
-    found = [section for section in sections if isinstance(section, Mapping) and section.get("api_key_connection")]
-    keys = {str(section["api_key_variable"]): str(section["api_key_connection"]) for section in found}
-    return {**keys, **deployment.airflow_connections}
+    return frozenset({*_names_in(everything), *deployment.airflow_connections, *addresses})
 
 
 class _Needed:
@@ -133,8 +124,6 @@ def _names_in(document: Any) -> Iterator[str]:
     for key, value in _entries(document):
         if key in _NAMED_BY and isinstance(value, str):
             yield value
-        elif key == "header_variables" and isinstance(value, Mapping):
-            yield from map(str, value.values())
         elif key == "variables" and isinstance(value, list | tuple):
             yield from map(str, value)
 

@@ -35,7 +35,7 @@ from llm_pipeline.serving.completions import (
     request_body,
     shown,
 )
-from llm_pipeline.serving.endpoint_access import request_headers, tls_context
+from llm_pipeline.serving.endpoint_access import tls_context
 
 LONGEST_ANSWER_BYTES = 16 * 1024 * 1024
 """Far above any generation; a server that sends more is not answering the request."""
@@ -183,7 +183,7 @@ class GenerationClient:
         Raises:
             ConfigError: A header's variable is not set, or the certificates cannot be read.
         """
-        headers, tls = request_headers(endpoint), tls_context(endpoint)
+        headers, tls = endpoint.headers(), tls_context(endpoint)
         model = endpoint.openai_model
         return cls(endpoint.url, model=model, timeout_seconds=timeout_seconds, headers=headers, tls=tls)
 

@@ -27,7 +27,7 @@ from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.server_place import ServerPlace, ServerPorts
 from llm_pipeline.config.target import Target
 from llm_pipeline.serving.completions import header_secrets, without
-from llm_pipeline.serving.endpoint_access import active_requests, refusal_of, request_headers, tls_context
+from llm_pipeline.serving.endpoint_access import active_requests, refusal_of, tls_context
 from llm_pipeline.serving.ports import loopback_endpoint
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def await_model(endpoint: Endpoint, wait_seconds: float, check: Callable[[], Non
         ConfigError: A header's variable is not set, the certificates cannot be read, or access is denied.
     """
     url = f"{endpoint.url.rstrip('/')}/health"
-    headers, tls = request_headers(endpoint), tls_context(endpoint)
+    headers, tls = endpoint.headers(), tls_context(endpoint)
     started = time.monotonic()
     while refusal := _refusal(url, headers, tls):
         check()
@@ -210,6 +210,6 @@ def _refusal(url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None) -
         raise ConfigError(
             f"the server refuses access: {said}",
             where=url,
-            hint="name the header that opens it under header_variables of the endpoint",
+            hint="name the variable of its key as api_key_variable of the endpoint",
         )
     return said

@@ -1,7 +1,4 @@
-"""What a client needs to access an endpoint (headers, TLS), which repository it serves, and its metrics.
-
-The values of headers come from the environment. They are checked here, because HTTP libraries put a value that they
-reject into their exception.
+"""What a client needs to access an endpoint (TLS), which repository it serves, and its metrics.
 
 Our own servers state their repository's digest as the root of their model (`GET /v1/models`). Somebody else's must have
 the model that the endpoint names, and the golden outputs show whether that is the release's model.
@@ -21,23 +18,6 @@ from llm_pipeline.base.untrusted_text import one_line
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.serving.completions import METRICS, MODELS_PATH, header_secrets, refusal_text, shown, without
 from llm_pipeline.serving.metrics_page import parse_metrics, whole_sum
-
-
-def request_headers(endpoint: Endpoint) -> dict[str, str]:
-    """The headers of every request to an endpoint, with their values.
-
-    Raises:
-        ConfigError: A variable is not set, or has characters that no header may have.
-    """
-    headers = endpoint.headers()
-    for header, value in headers.items():
-        if not (value.isascii() and value.isprintable() and value == value.strip()):
-            raise ConfigError(
-                f"{endpoint.variables[header]} holds line ends, blanks or characters that no header may have",
-                where=endpoint.url,
-                hint="set it in the environment of the workers to the bare value",
-            )
-    return headers
 
 
 def tls_context(endpoint: Endpoint) -> ssl.SSLContext | None:
@@ -64,7 +44,7 @@ def active_requests(endpoint: Endpoint, *, seconds: float = 5.0) -> int | None:
     if endpoint.metrics_url is None:
         return None
     try:
-        headers, tls = request_headers(endpoint), tls_context(endpoint)
+        headers, tls = endpoint.headers(), tls_context(endpoint)
         answer = call(endpoint.metrics_url, seconds=seconds, headers=headers, tls=tls)
     except (OSError, ValueError):
         return None
@@ -143,7 +123,7 @@ def _card(endpoint: Endpoint) -> dict[str, Any]:
         IntegrityError: It is not a server with OpenAI's API, or has other models.
     """
     url = f"{endpoint.url.rstrip('/')}{MODELS_PATH}"
-    headers, tls = request_headers(endpoint), tls_context(endpoint)
+    headers, tls = endpoint.headers(), tls_context(endpoint)
     try:
         answer = call(url, seconds=_ANSWER_SECONDS, headers=headers, tls=tls, longest_bytes=_LONGEST_ANSWER_BYTES)
     except (OSError, ValueError) as error:
@@ -151,7 +131,7 @@ def _card(endpoint: Endpoint) -> dict[str, Any]:
         raise Transient(f"no server answers: {said}", where=url, hint="is it running, and is this its URL?") from None
     said = refusal_of(answer, headers)
     if answer.status in _DENIED:
-        hint = "name its variable as api_key_variable of the endpoint, or a header's, and set it for the workers"
+        hint = "name its variable as api_key_variable of the endpoint, and set it for the workers"
         raise ConfigError(f"the server refuses access: {said}", where=url, hint=hint)
     if answer.status in _BUSY:
         raise Transient(f"the server is not ready: HTTP {answer.status}: {said}", where=url)

@@ -12,6 +12,7 @@ store that it verifies, and refuses a host that the engine was not built for; th
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -58,8 +59,10 @@ _PRODUCTS = {
     "L40S": "NVIDIA-L40S",
 }
 """The label `nvidia.com/gpu.product` by GPU of the catalog: GPU feature discovery (NVIDIA/k8s-device-plugin) writes the
-driver's name of the GPU, with `-` for blanks. Nodes whose GPUs are shared or split have other labels: `gpu_product`
-names those."""
+driver's name of the GPU, with `-` for blanks. Nodes whose GPUs are shared or split have other labels:
+`node_selector` names those."""
+
+_PRODUCT_LABEL = "nvidia.com/gpu.product"
 
 
 def workload_name(name: str, target_name: str) -> str:
@@ -156,18 +159,18 @@ def store_of_pods(options: ServingManifestOptions) -> StoreModel:
     return store.model_copy(update={"signing": signing})
 
 
-def product_of(target: Target, named: str | None) -> str:
-    """Value of the label `nvidia.com/gpu.product` for a target: the named one, or that of its GPU.
+def product_of(target: Target, node_selector: Mapping[str, str]) -> str:
+    """Value of the label `nvidia.com/gpu.product` for a target: the selected one, or that of its GPU.
 
     Raises:
-        ConfigError: None is named, and the GPU's is not known.
+        ConfigError: None is selected, and the GPU's is not known.
     """
-    product = named or _PRODUCTS.get(target.accelerator)
+    product = node_selector.get(_PRODUCT_LABEL) or _PRODUCTS.get(target.accelerator)
     if product is None:
         raise ConfigError(
             f"the label of nodes with {target.accelerator} is not known",
             where=f"target {target.name}",
-            hint="name it as gpu_product: `kubectl get nodes -L nvidia.com/gpu.product` shows it",
+            hint=f"name it under node_selector: `kubectl get nodes -L {_PRODUCT_LABEL}` shows it",
         )
     return product
 
@@ -220,8 +223,15 @@ def pod_launch_plan(release: ServedRelease, options: ServingManifestOptions) -> 
     )
 
 
-def render_manifests(release: ServedRelease, options: ServingManifestOptions) -> dict[str, dict[str, Any]]:
+def render_manifests(
+    release: ServedRelease, options: ServingManifestOptions, *, endpoint_seconds: int = 10
+) -> dict[str, dict[str, Any]]:
     """The manifests by file name, in the order in which they may be applied.
+
+    Args:
+        release: What is served.
+        options: How.
+        endpoint_seconds: Time between the end of new requests to a pod and the signal to end.
 
     Raises:
         Unsupported: The target cannot be started.
@@ -234,7 +244,7 @@ def render_manifests(release: ServedRelease, options: ServingManifestOptions) ->
         "kind": "LeaderWorkerSet" if over_nodes else "Deployment",
         "name": release.workload,
     }
-    product = {"nvidia.com/gpu.product": product_of(release.target, options.gpu_product)} if on_gpus else {}
+    product = {_PRODUCT_LABEL: product_of(release.target, options.node_selector)} if on_gpus else {}
     gpus = {"nvidia.com/gpu": str(plan.gpus_per_node)} if plan.gpus_per_node else {}
     limits = gpus | ({"memory": f"{round(options.memory_gib * 1024)}Mi"} if options.memory_gib else {})
     uid, _, gid = options.user.partition(":")
@@ -244,17 +254,18 @@ def render_manifests(release: ServedRelease, options: ServingManifestOptions) ->
         "release": release,
         "options": options,
         "plan": plan,
+        "endpoint_seconds": endpoint_seconds,
         "hosts": _hosts(release),
         "store": store_of_pods(options),
         "image": server_image(release, options),
         "setup_image": _setup_image(options),
         "user": int(uid),
         "group": int(gid or uid),
-        "node_selector": product | options.node_selector,
-        "tolerations": [one.model_dump(exclude_none=True) for one in options.tolerations] if on_gpus else [],
+        "node_selector": options.node_selector | product,
+        "tolerations": [one.of_pod() for one in options.tolerations] if on_gpus else [],
         "resources": {"limits": limits, "requests": limits} if limits else {},
         "environment": {"HOME": "/tmp", **plan.environment},  # noqa: S108 - the pod's own
-        "lifecycle": {"preStop": {"sleep": {"seconds": options.endpoint_seconds + drain_seconds}}},
+        "lifecycle": {"preStop": {"sleep": {"seconds": endpoint_seconds + drain_seconds}}},
         "model": f"{MODEL_NAME}/{MODEL_VERSION}",
         "served_name": served_name(release.repository.digest),
         "answering": release.selector | ({"leaderworkerset.sigs.k8s.io/worker-index": "0"} if over_nodes else {}),
@@ -262,7 +273,7 @@ def render_manifests(release: ServedRelease, options: ServingManifestOptions) ->
         "active_requests": ACTIVE_REQUESTS,
         "wanted_requests": max(1, round(_BUSY_SHARE * release.target.limits.maximum_sequences)),
     }
-    autoscaler = {"hpa": ["HorizontalPodAutoscaler"], "keda": ["ScaledObject"], "none": []}[options.autoscaler]
+    autoscaler = [] if options.autoscaler == "none" else ["HorizontalPodAutoscaler"]
     kinds = (workload["kind"], "Service", "PodMonitor", "PodDisruptionBudget", *autoscaler)
     return {
         f"{kind.lower()}.yaml": render_yaml(

@@ -150,7 +150,6 @@ def write_served_model(
     code: str | Path,
     repository: Path,
     *,
-    parameters: Mapping[str, str] | None = None,
     features: Collection[str] = (),
 ) -> Path:
     """Write the model `llm`, the engine's description and the endpoint's; returns its version directory.
@@ -159,7 +158,6 @@ def write_served_model(
         engine: The engine.
         code: Its `model.py`: the file, or the name of one of `serving/models`.
         repository: The model repository.
-        parameters: Parameters of the model beside limits and facts.
         features: What it takes of `FEATURES`, by name; the server refuses the others.
     """
     from google.protobuf import text_format
@@ -182,7 +180,7 @@ def write_served_model(
         maximum_sequences=engine.limits.maximum_sequences,
     )
     (version / ENDPOINT_FILE).write_text(endpoint.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    text = text_format.MessageToString(served_config(engine, features, parameters or {}))
+    text = text_format.MessageToString(served_config(engine, features))
     (repository / MODEL_NAME / CONFIG_FILE).write_text(text, encoding="utf-8")
     return version
 
@@ -192,7 +190,7 @@ def sampling_defaults(rules: ModelRules) -> dict[str, int | float]:
     return rules.sampling.model_dump(exclude_none=True, exclude={"do_sample", "max_new_tokens"})
 
 
-def served_config(engine: PackagedEngine, features: Collection[str], parameters: Mapping[str, str]) -> ModelConfig:
+def served_config(engine: PackagedEngine, features: Collection[str]) -> ModelConfig:
     """The configuration of the model `llm` as Triton's own message."""
     from tritonclient.grpc import model_config_pb2 as messages
 
@@ -211,14 +209,9 @@ def served_config(engine: PackagedEngine, features: Collection[str], parameters:
     )
     config.model_transaction_policy.decoupled = True
     config.version_policy.latest.num_versions = 1
-    for name, value in {**_limit_parameters(engine.limits), **parameters, **_shown(engine.facts)}.items():
+    for name, value in {**_limit_parameters(engine.limits), **_shown(engine.facts)}.items():
         config.parameters[name].string_value = value
     return config
-
-
-def special_tokens(target: Target) -> dict[str, str]:
-    """The parameter that says how a model of a GPU engine tokenizes."""
-    return {"add_special_tokens": str(target.serving.add_special_tokens).lower()}
 
 
 def copy_code(code: str | Path, destination: Path) -> None:

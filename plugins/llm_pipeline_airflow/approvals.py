@@ -39,7 +39,6 @@ from llm_pipeline.release.flow import APPROVAL
 from llm_pipeline.release.tasks import canary_subject
 from llm_pipeline.release_progress import ReleaseProgress, placement
 from llm_pipeline.runners.runners import Runners
-from llm_pipeline.runners.stage_environment import secret_connections
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.place_state import StepApproval, place_name
 from llm_pipeline_airflow.claim import claim_of
@@ -111,7 +110,7 @@ def awaited_answer(
     deployment: Deployment, document: str, question: Mapping[str, str | float], *, place: str = ""
 ) -> AwaitedAnswer:
     """What a trigger needs to know of an answer in a deployment's store."""
-    connections = secret_connections(deployment)
+    connections = deployment.airflow_connections
     return AwaitedAnswer(
         store=deployment.store, document=document, question=dict(question), place=place, connections=connections
     )

@@ -20,7 +20,6 @@ from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.release.loading import ConfiguredRelease, load_config
-from llm_pipeline.runners.stage_environment import secret_connections
 from llm_pipeline_airflow.logs import get_logger
 
 log = get_logger(__name__)
@@ -41,7 +40,7 @@ def config_with_secrets(config_path: str | Path) -> ConfiguredRelease:
         ConfigError: The config is wrong, or a variable with a connection is set already.
     """
     loaded = load_config(Path(config_path))
-    fetch_secrets(secret_connections(loaded.deployment))
+    fetch_secrets(loaded.deployment.airflow_connections)
     return loaded
 
 
@@ -52,7 +51,7 @@ def deployment_with_secrets(file: str | Path) -> Deployment:
         ConfigError: It is wrong, or a variable with a connection is set already.
     """
     deployment = load_yaml(Path(file), Deployment)
-    fetch_secrets(secret_connections(deployment))
+    fetch_secrets(deployment.airflow_connections)
     return deployment
 
 

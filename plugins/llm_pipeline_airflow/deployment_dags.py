@@ -51,7 +51,7 @@ version when its rollback window ends, and sends notifications that are still du
 canary counts as silent from when the guard finds nothing new of it. If the store accepts no writes, it moves nothing
 and fails.
 
-By hand: `llm-pipeline guard`. Its schedule is `guard:` in `{file}`; its time limits are in the policy's `canary`.
+By hand: `llm-pipeline guard`. `guard_schedule` in `{file}` says when; its time limits are in the policy's `canary`.
 **Keep it unpaused**: without it, traffic stays on a canary whose worker has died until somebody looks.
 """
 
@@ -78,7 +78,7 @@ must state its release's digest and give its golden answers; pointers, router an
 
 It changes nothing. What it finds fails its task with one message, and is an event `verification`.
 
-By hand: `llm-pipeline verify`. Its schedule is `verification:` in `{file}`.
+By hand: `llm-pipeline verify`. Its schedule is `verification_schedule:` in `{file}`.
 """
 
 _RETENTION = """### Retention of {name}
@@ -171,7 +171,7 @@ def guard_dag(used: UsedDeployment) -> DAG:
         used,
         description="Rolls back canaries whose controller is gone",
         doc_md=_GUARD.format(name=name, file=used.path.name),
-        schedule=_schedule(used, "guard", used.deployment.guard.schedule),
+        schedule=_schedule(used, "guard_schedule", used.deployment.guard_schedule),
         dagrun_timeout=_LONGEST_GUARD_RUN,
         default_args=task_defaults(used.deployment.owner) | {"retries": 0},  # the next run is a minute away
     )
@@ -268,7 +268,7 @@ def verify_dag(used: UsedDeployment) -> DAG:
         title="Verification",
         description="Checks what serves against what was released",
         doc_md=_VERIFY.format(name=used.deployment.name, file=used.path.name),
-        schedule=_schedule(used, "verification", used.deployment.verification.schedule),
+        schedule=_schedule(used, "verification_schedule", used.deployment.verification_schedule),
     )
     with dag:
         _on_each_target(
@@ -312,7 +312,7 @@ def retention_dag(used: UsedDeployment) -> DAG:
         used,
         description=f"Removes what nobody needs any more from {deployment.store.uri}",
         doc_md=_RETENTION.format(name=deployment.name, rules=rules, file=path.name),
-        schedule=_schedule(used, "retention", rules.schedule),
+        schedule=_schedule(used, "retention.schedule", rules.schedule),
         params={
             "delete": Param(
                 rules.delete,
@@ -347,8 +347,8 @@ def _dag(kind: str, used: UsedDeployment, title: str = "", **options: Any) -> DA
     )
 
 
-def _schedule(used: UsedDeployment, section: str, cron: str | None) -> CronTriggerTimetable | None:
-    return cron_timetable(cron, key=f"{section}.schedule", where=str(used.path))
+def _schedule(used: UsedDeployment, key: str, cron: str | None) -> CronTriggerTimetable | None:
+    return cron_timetable(cron, key=key, where=str(used.path))
 
 
 def _on_each_target(

@@ -24,7 +24,6 @@ from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.deployment import Deployment, Workers
 from llm_pipeline.runners.runner import Job
 from llm_pipeline.runners.runners import Runners, Watch
-from llm_pipeline.runners.stage_environment import secret_connections
 from llm_pipeline_airflow.connections import fetch_secrets
 from llm_pipeline_airflow.faults import contained
 from llm_pipeline_airflow.logs import get_logger
@@ -182,7 +181,7 @@ def _runner(watched: WatchedJob) -> Runners:
 @lru_cache(maxsize=16)
 def _open(deployment: str) -> Runners:
     opened = Deployment.model_validate_json(deployment)
-    fetch_secrets(secret_connections(opened))  # what the store asks for: a pod that waits in vain is noted there
+    fetch_secrets(opened.airflow_connections)  # what the store asks for: a pod that waits in vain is noted there
     return Runners(opened)
 
 

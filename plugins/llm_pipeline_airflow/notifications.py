@@ -9,10 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 from urllib.parse import quote
 
-from airflow.sdk import Connection as AirflowConnection
 from airflow.sdk.bases.notifier import BaseNotifier
 from airflow.sdk.configuration import conf
-from airflow.sdk.exceptions import AirflowException, AirflowRuntimeError
 
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.notifications.event import Event, Origin
@@ -36,7 +34,7 @@ def tell_canary(deployment: Deployment, target: str, release_id: str = "", *, li
 
     with telling.contained("reading a canary's events"):
         store = open_store(deployment.store)
-        telling.tell_canary(store, deployment, target, release_id, connections=password_of, link=link)
+        telling.tell_canary(store, deployment, target, release_id, link=link)
 
 
 @runtime_checkable
@@ -67,7 +65,7 @@ class ReleaseNotifier(BaseNotifier):
             deployment, name = _whose(context["task"])
             if deployment is not None:
                 origin = _origin(deployment, name, context)
-                tell(deployment, self._events(origin, context), password_of)
+                tell(deployment, self._events(origin, context))
                 if self.happened == "done" and getattr(context["task"], "stage", "") == "report":
                     keep_run(open_store(deployment.store), deployment, origin.release_id)
 
@@ -104,15 +102,6 @@ def page_of_run(dag_id: str, run_id: str, tab: str = f"/plugin/{REPORT_ROUTE}") 
     """As `page_of`, by the run's ids."""
     base = conf.get("api", "base_url", fallback="") or ""
     return f"{base.rstrip('/')}/dags/{quote(dag_id, safe='')}/runs/{quote(run_id, safe='')}{tab}" if base else ""
-
-
-def password_of(name: str) -> str | None:
-    """The password of Airflow's connection of that name; None, and a line in the log, where it cannot be had."""
-    try:
-        return AirflowConnection.get(name).password or None
-    except (AirflowException, AirflowRuntimeError, ValueError) as error:  # the last: its text is no connection
-        log.warning("no notification is sent by the connection %s: %s", name, type(error).__name__)
-        return None
 
 
 def _whose(task: Any) -> tuple[Deployment | None, str]:

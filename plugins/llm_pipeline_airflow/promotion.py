@@ -177,7 +177,7 @@ class RollbackOperator(NotifyingOperator):
         if set(task_states(context, self.settled, index).values()) == {"success"}:
             raise self._skipped("the release was promoted")
         request = super().request(context)
-        guarded = self.configured.deployment.guard.schedule is not None
+        guarded = self.configured.deployment.guard_schedule is not None
         return request.model_copy(update={"config": {**request.config, "leave_paused": guarded}})
 
     def conclude(self, context: Context, result: StageResult) -> Any:

@@ -34,7 +34,6 @@ from llm_pipeline.release.watch_record import (
     read_status,
     write_status,
 )
-from llm_pipeline.runners.stage_environment import secret_connections
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline_airflow.connections import fetch_secrets
 from llm_pipeline_airflow.dag_options import cron_timetable
@@ -116,7 +115,7 @@ def watched_asset(loaded: LoadedRelease, watch: Watch) -> WatchedRevision:
         endpoint=access.endpoint,
         token_variable=access.token_variable,
         store=loaded.deployment.store,
-        connections=secret_connections(loaded.deployment),
+        connections=loaded.deployment.airflow_connections,
     )
     return WatchedRevision(
         name=f"{config.model.id}@{config.model.revision} for {config.name}",

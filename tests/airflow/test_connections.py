@@ -14,18 +14,14 @@ from llm_pipeline_airflow import connections
 from llm_pipeline_airflow.connections import fetch_secrets
 from llm_pipeline_airflow.operators import StageOperator
 from one_token_hub import KEY, hub
-from pydantic import ValidationError
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.operations.doctor import secret_sources
-from llm_pipeline.runners.stage_environment import secret_connections
 
-ENDPOINT = Endpoint(
-    url="http://10.0.0.1:8000", openai_model="llm", api_key_variable="VLLM_TEST_KEY", api_key_connection="vllm"
-)
+ENDPOINT = Endpoint(url="http://10.0.0.1:8000", openai_model="llm", api_key_variable="VLLM_TEST_KEY")
 KEYS = {"VLLM_TEST_KEY": "vllm"}
 
 
@@ -115,16 +111,9 @@ def deployment_file(tmp_path: Path) -> Path:
     place["router"] = {"port": 20006, "admin_port": 20005}
     roots = {"store": "store", "work_root": "work", "state_root": "state", "triton_home": "triton"}
     document = {**roots, "environments": {"control": "/usr/bin/python3"}, "places": {"gpu": place}}
-    document["airflow_connections"] = {"HF_TEST_TOKEN": "hub"}
+    document["airflow_connections"] = {"HF_TEST_TOKEN": "hub", **KEYS}
     (path := tmp_path / "here.yaml").write_text(json.dumps(document))
     return path
-
-
-def test_a_deployment_names_the_connections_of_its_servers_and_its_own(deployment_file: Path) -> None:
-    assert secret_connections(load_yaml(deployment_file, Deployment)) == {
-        "VLLM_TEST_KEY": "vllm",
-        "HF_TEST_TOKEN": "hub",
-    }
 
 
 def test_a_stage_begins_with_the_secrets_of_its_deployment(project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,8 +134,3 @@ def test_the_doctor_says_where_each_secret_comes_from(deployment_file, monkeypat
         "VLLM_TEST_KEY": "Airflow's connection vllm, for what Airflow runs",
     }
     assert [name for name, source in found.items() if source.twice] == ["HF_TEST_TOKEN"]
-
-
-def test_a_connection_needs_the_variable_that_hands_its_password_on() -> None:
-    with pytest.raises(ValidationError, match="api_key_connection needs api_key_variable"):
-        Endpoint(url="http://10.0.0.1:8000", api_key_connection="vllm")

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
@@ -11,7 +10,6 @@ import pytest
 from airflow.sdk.exceptions import AirflowSkipException, ParamValidationError
 from llm_pipeline_airflow.deployment_dags import GuardOperator, RollBackOperator, guard_dags, rollback_dags
 from llm_pipeline_airflow.faults import Refused
-from llm_pipeline_airflow.notifications import password_of
 from place_here import serve
 
 from llm_pipeline.base.records import ArtifactRef
@@ -56,7 +54,7 @@ def test_the_guard_looks_every_minute_unless_the_deployment_says_otherwise(dags,
     assert (guard.max_active_runs, guard.catchup) == (1, False)
     assert guard.dagrun_timeout.total_seconds() <= 900  # a host that is gone keeps it from no other for long
     assert guard.get_task("guard").retries == 0
-    deployment.write_text(deployment.read_text() + "guard: { schedule: null }\n")
+    deployment.write_text(deployment.read_text() + "guard_schedule: null\n")
     assert dags()[0].schedule is None
 
 
@@ -115,16 +113,6 @@ def test_the_log_of_a_rollback_ends_with_what_serves_and_a_refusal_is_not_tried_
             operator.execute({"params": FORM | {"release": "r9"}, "dag_run": Run()})
     assert "r2 serves on cpu-a, and r9 is not on trial" in caplog.text
     end_here(load_yaml(deployment, Deployment), "cpu-a")  # its router, which a rollback starts
-
-
-def test_airflows_connections_hold_what_the_deployment_names(monkeypatch, caplog):
-    secret = {"conn_type": "generic", "password": "slack://T0/B0/hush"}
-    monkeypatch.setenv("AIRFLOW_CONN_CHAT", json.dumps(secret))
-    assert password_of("chat") == "slack://T0/B0/hush"
-    monkeypatch.setenv("AIRFLOW_CONN_CHAT", "{ no connection")
-    assert password_of("chat") is None
-    assert password_of("mail") is None
-    assert "hush" not in caplog.text
 
 
 def test_what_a_command_writes_that_is_no_text_hides_nothing_of_how_it_ended(caplog):

@@ -20,9 +20,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from store_history import GO, NO_GO, History
 
+from docs.screenshots import Browser, _log_in
 from llm_pipeline.demo import local_airflow
 from llm_pipeline.demo.local_airflow import AirflowAccess, AirflowClient
-from llm_pipeline.demo.screenshots import Browser, _log_in
 
 pytestmark = [
     pytest.mark.thorough,

@@ -38,9 +38,9 @@ def test_it_runs_every_night_unless_the_deployment_says_otherwise(project, deplo
     assert (dag.dag_id, dag.timetable.expression) == ("verify__here", "17 3 * * *")
     assert (dag.max_active_runs, dag.catchup) == (1, False)
     text = deployment.read_text()
-    deployment.write_text(text + "verification: { schedule: '5 1 * * 0' }\n")
+    deployment.write_text(text + "verification_schedule: '5 1 * * 0'\n")
     assert made(project).timetable.expression == "5 1 * * 0"
-    deployment.write_text(text + "verification: { schedule: null }\n")
+    deployment.write_text(text + "verification_schedule: null\n")
     assert made(project).schedule is None
 
 

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from simulated import LONGER, Site
+from simulated import Site
 
 from llm_pipeline.canary.record import PauseReason, Phase, answer, read_approval
 from llm_pipeline.canary.router import Patience
@@ -96,24 +96,6 @@ def test_where_too_few_ask_the_verdict_says_what_to_do_with_this_policy_and_rout
     site.can_replay, site.policy["minimum_requests"] = can_replay, 50
     assert approve(site, 50)[0]
     assert "too little traffic" not in site.step(50).summary
-
-
-def test_a_slower_candidate_is_frozen_by_policy_until_a_person_decides(site) -> None:
-    site.policy |= {**LONGER, "on_regression": "freeze"}
-    site.slow = True
-    assert site.step(20).verdict == "NO_GO"
-    assert (pause(site), site.weights()) == (PauseReason.REGRESSED, {"blue": 8_000, "green": 2_000})
-    approve(site, 20)
-    assert site.step(20).verdict == "GO"
-    site.slow = False
-    assert site.step(50).verdict == "GO", "what the person accepted is not held against it again"
-
-
-def test_a_candidate_that_fails_request_after_request_is_rolled_back_also_where_the_policy_freezes(site) -> None:
-    site.policy |= {"on_regression": "freeze"}
-    site.faulty = True
-    assert site.step(20).verdict == "NO_GO"
-    assert site.weights() == {"blue": 10_000}
 
 
 @pytest.mark.parametrize("whole_server", [False, True])

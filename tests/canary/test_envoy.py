@@ -192,17 +192,3 @@ def test_an_error_inside_a_stream_is_seen_in_the_access_log(site) -> None:
     ask(site, 3, stream=True, prompt="break in the middle")
     requests = site.logged()
     assert Counter(request.lost for request in requests) == {True: 3}
-
-
-def test_sessions_stay_in_their_arm_and_none_leaves_the_candidate_while_it_grows(site) -> None:
-    both_up(site)
-    on_candidate: set[int] = set()
-    for percent in (5, 25, 50):
-        want = split(percent, epoch=int(percent), sticky_header="x-session-id")
-        shift(site, want)
-        assert site.router.read()[0] == want
-        answers = ask(site, 300, headers=lambda number: {"x-session-id": f"user-{number}"})
-        now = {number for number, (_, server, _) in enumerate(answers) if server == "green"}
-        assert on_candidate <= now
-        on_candidate = now
-    assert len(on_candidate) > 100

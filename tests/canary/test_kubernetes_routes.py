@@ -93,13 +93,7 @@ def test_annotations_that_are_not_ours_stop_a_step_but_no_rollback(subject, epoc
     assert subject.router.read()[0] == subject.router.nearest(all_to("blue", owner="rollback", epoch=1))
 
 
-def test_sessions_by_a_header_are_refused_and_nobody_stands_by(subject):
-    want = split(500, sticky_header="x-session")
-    with pytest.raises(Unsupported, match="cannot keep sessions"):
-        subject.router.nearest(want)
-    with pytest.raises(RouterRejected, match="cannot keep sessions"):
-        subject.router.write(want, None)
-    assert "annotations" not in subject.document["metadata"]
+def test_nobody_stands_by(subject):
     assert subject.router.nearest(all_to("blue", owner="t", epoch=1, standby="green")).standby is None
 
 

@@ -13,6 +13,7 @@ import pytest
 from hostile_client import ask, generation
 from test_envoy import both_up, shift, split
 
+from llm_pipeline.adapters.envoy import xds
 from llm_pipeline.adapters.envoy.router import find_router, stop_router, stopped_router
 from llm_pipeline.adapters.envoy.xds import replace_json
 from llm_pipeline.base import detached
@@ -102,7 +103,7 @@ def test_a_router_that_was_killed_is_started_when_its_ports_are_free(site) -> No
     assert answered_by(site) == "blue"
 
 
-def test_starting_it_again_gives_a_running_one_the_configuration_of_this_version(site) -> None:
+def test_starting_it_again_gives_a_running_one_the_configuration_of_this_version(site, monkeypatch) -> None:
     """One that was started before users' paths were limited still offers them everything."""
     routes, everything = site.router.files.routes, {"match": {"prefix": "/"}}
     document = json.loads(routes.read_text())
@@ -112,9 +113,7 @@ def test_starting_it_again_gives_a_running_one_the_configuration_of_this_version
     replace_json(routes, document)
     wait_status(site, 200)
     before = pid_of(site)
-    site.place = site.place.model_copy(
-        update={"limits": site.place.limits.model_copy(update={"largest_request_mib": 3})}
-    )
+    monkeypatch.setattr(xds, "LARGEST_REQUEST_MIB", 3)
     site.start_router()
     wait_status(site, 404)
     assert pid_of(site) == before

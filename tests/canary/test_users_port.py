@@ -42,7 +42,7 @@ pytestmark = pytest.mark.slow
 GENERATE = "/v2/models/llm/generate"
 JSON = {"content-type": "application/json"}
 MIB = 1024 * 1024
-LIMITS = UserLimits(largest_request_mib=4, connections=40)
+LIMITS = UserLimits(connections=40)
 SERVICE = "/inference.GRPCInferenceService/"
 ASKED = [
     ("GET", "/v2"),
@@ -163,20 +163,20 @@ def test_no_header_sets_a_timeout(port: int, name: str, claimed: dict[str, str])
 
 @pytest.mark.parametrize("path", [GENERATE, "/v1/completions"])
 def test_a_request_that_says_it_is_too_large_is_refused_before_it_is_sent(port: int, path: str) -> None:
-    answer = ask(port, "POST", path, b"", {"content-length": str(5 * MIB)})
+    answer = ask(port, "POST", path, b"", {"content-length": str(17 * MIB)})
     assert (answer.status, answer.server) == (413, "")
     error = json.loads(answer.body)["error"]
-    assert (error["message"] if path == "/v1/completions" else error) == "the request is larger than 4 MiB"
+    assert (error["message"] if path == "/v1/completions" else error) == "the request is larger than 16 MiB"
 
 
 def test_a_request_that_turns_out_too_large_is_refused(port: int) -> None:
-    answer = ask_in_chunks(port, GENERATE, (b"x" * 65536 for _ in range(5 * 16)))
+    answer = ask_in_chunks(port, GENERATE, (b"x" * 65536 for _ in range(17 * 16)))
     assert (answer.status, answer.server) == (413, "")
-    assert b"larger than 4 MiB" in answer.body
+    assert b"larger than 16 MiB" in answer.body
 
 
 def test_a_grpc_call_that_is_too_large_reaches_no_server(port: int) -> None:
-    code, message = asyncio.run(call(port, f"{SERVICE}ModelInfer", b"x" * (5 * MIB)))
+    code, message = asyncio.run(call(port, f"{SERVICE}ModelInfer", b"x" * (17 * MIB)))
     assert code not in (grpc.StatusCode.OK, grpc.StatusCode.DEADLINE_EXCEEDED)
     assert message == b""
 

@@ -29,9 +29,7 @@ def filled(logits_type="float32", **options):
 def test_a_targets_options_are_in_the_configurations():
     runtime = {"kv_cache": {"free_memory_fraction": 0.5, "reuse_blocks": False}, "scheduler": "max_utilization"}
     two_hosts = {"parallelism": {"tensor": 16}, "accelerator_count": 16}
-    configs = filled(
-        limits={"maximum_sequences": 24}, runtime=runtime, serving={"add_special_tokens": False}, **two_hosts
-    )
+    configs = filled(limits={"maximum_sequences": 24}, runtime=runtime, **two_hosts)
     assert {config.max_batch_size for config in configs.values()} == {24}
     assert configs["tensorrt_llm_bls"].instance_group[0].count == 24
     engine = {key: value.string_value for key, value in configs["tensorrt_llm"].parameters.items()}
@@ -43,7 +41,6 @@ def test_a_targets_options_are_in_the_configurations():
         "num_nodes": "2",
     }
     assert wanted.items() <= engine.items()
-    assert configs["preprocessing"].parameters["add_special_tokens"].string_value == "false"
 
 
 @pytest.mark.parametrize("logits_type", ["float16", "bfloat16"])

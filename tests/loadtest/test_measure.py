@@ -227,11 +227,11 @@ def test_nobody_at_the_address_is_said_at_once():
 
 def test_headers_reach_the_server_and_no_command_line(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("GATEWAY_KEY", "s3cret")
-    endpoint = Endpoint(url=server.url, header_variables={"X-Key": "GATEWAY_KEY"})
+    endpoint = Endpoint(url=server.url, api_key_variable="GATEWAY_KEY")
     with LoadClient(endpoint, processes=1) as client:
         client.send(traffic(["a"]))
         assert "s3cret" not in " ".join(psutil.Process(client.pids[0]).cmdline())
-    assert "X-Key: s3cret" in server.headers[-1]
+    assert "Authorization: Bearer s3cret" in server.headers[-1]
 
 
 def test_tls_is_checked_against_the_named_certificates(tmp_path: Path):

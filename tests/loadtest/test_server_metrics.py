@@ -128,7 +128,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     seen: list[str | None]
 
     def do_GET(self) -> None:
-        self.seen.append(self.headers.get("X-Key"))
+        self.seen.append(self.headers.get("Authorization"))
         body = page(1000 * len(self.seen), len(self.seen), len(self.seen)).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
@@ -164,10 +164,10 @@ def test_a_sampler_reads_at_both_ends_and_in_between(metrics_url: str, monkeypat
 def test_headers_go_to_the_endpoints_own_host_only(metrics_url: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("GATEWAY_KEY", "s3cret")
     for host in ("127.0.0.1", "elsewhere.example"):
-        endpoint = Endpoint(url=f"http://{host}:1", metrics_url=metrics_url, header_variables={"X-Key": "GATEWAY_KEY"})
+        endpoint = Endpoint(url=f"http://{host}:1", metrics_url=metrics_url, api_key_variable="GATEWAY_KEY")
         with ServerSampler(endpoint):
             pass
-    assert Handler.seen == ["s3cret", "s3cret", None, None]
+    assert Handler.seen == ["Bearer s3cret", "Bearer s3cret", None, None]
 
 
 def test_metrics_that_cannot_be_read_say_nothing_and_break_nothing():

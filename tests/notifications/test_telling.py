@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.record import CanaryEvent, CanaryRecord, EventKind, canary_record_name
@@ -71,9 +71,9 @@ def test_each_event_of_a_canary_is_told_once_however_often_it_is_looked_at(store
 
 
 def test_whoever_cannot_send_on_a_channel_leaves_its_events_to_whoever_can(store, told, monkeypatch):
-    """Airflow's workers hold connections, and the commands that they run get no channel's secret at all."""
+    """The commands that Airflow's workers run get no channel's secret at all."""
     happened(store, *STORY[:2])
-    both = deployment(chat={"variable": "CHAT_URL"}, pager={"connection": "pager"})
+    both = deployment(chat={"variable": "CHAT_URL"}, pager={"variable": "PAGER_URL"})
     tell_canary(store, both, "cpu-a", "tiny-1")
     assert len(told.messages) == 2
     monkeypatch.delenv("CHAT_URL")
@@ -81,8 +81,9 @@ def test_whoever_cannot_send_on_a_channel_leaves_its_events_to_whoever_can(store
     tell_canary(store, both, "cpu-a", "tiny-1")
     assert len(told.messages) == 2
     monkeypatch.setenv("CHAT_URL", told.url)
+    monkeypatch.setenv("PAGER_URL", told.url)
     for _ in range(2):
-        tell_canary(store, both, "cpu-a", "tiny-1", connections={"pager": told.url}.get)
+        tell_canary(store, both, "cpu-a", "tiny-1")
     assert len(told.messages) == 2 + 1 + 3
 
 
@@ -90,16 +91,6 @@ def test_a_channel_is_sent_what_matters_as_much_as_it_asks(told, monkeypatch):
     monkeypatch.setenv("SECOND_URL", told.url)
     tell(deployment(pager={"variable": "CHAT_URL", "at_least": "critical"}, chat={"variable": "SECOND_URL"}), [EVENT])
     assert len(told.messages) == 1
-
-
-def test_a_connection_holds_the_urls_and_whoever_cannot_read_it_sends_nothing(told):
-    by_connection = deployment(chat={"connection": "chat"})
-    tell(by_connection, [EVENT])
-    assert told.messages == []
-    tell(by_connection, [EVENT], {"chat": f"{told.url} {told.url}"}.get)
-    assert told.titles == ["It happened"] * 2
-    with pytest.raises(ValidationError, match="give one of them"):
-        READ({"chat": {"variable": "A", "connection": "b"}})
 
 
 @pytest.mark.parametrize("wrong", ["nonsense://top-secret", "http//top-secret", "json://127.0.0.1:9/top-secret"])

@@ -42,13 +42,6 @@ def problem(configs: Path, edit):
     return told
 
 
-def test_a_router_that_keeps_no_sessions_is_refused_for_a_policy_that_wants_them(problem) -> None:
-    sticky = STEPS + "\n  session_header: x-session"
-    assert problem(GATEWAY + COUNTED, sticky) == (
-        "target cpu: router gateway_api keeps no sessions, and the policy has session_header x-session"
-    )
-
-
 def test_a_router_without_a_record_of_requests_needs_metrics(problem) -> None:
     assert problem(GATEWAY) == "target cpu: router gateway_api keeps no record of requests, and no metrics are named"
 
@@ -93,7 +86,7 @@ def test_an_envoy_needs_addresses_of_plain_http(problem, on_openai, url: str) ->
 
 def test_a_drill_needs_servers_that_are_started_here(problem, on_openai, edit) -> None:
     on_openai()
-    edit("releases/demo.yaml", "policy: demo", "policy: demo\ndrill: { failure_fraction: 1.0 }")
+    edit("releases/demo.yaml", "policy: demo", "policy: demo\ndrill: { delay_milliseconds: 300 }")
     assert "a drill needs servers that are started here" in problem(ROUTER)
 
 
@@ -150,5 +143,5 @@ def test_a_server_of_another_engine_is_refused(own_server) -> None:
 
 
 def test_an_own_server_obeys_no_drill(own_server, edit) -> None:
-    edit("releases/demo.yaml", "policy: demo", "policy: demo\ndrill: { failure_fraction: 1.0 }")
+    edit("releases/demo.yaml", "policy: demo", "policy: demo\ndrill: { delay_milliseconds: 300 }")
     assert "target cpu: a drill is made by the model's code in Triton, and vllm has none" in own_server()

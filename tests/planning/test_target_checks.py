@@ -102,7 +102,7 @@ def test_weights_that_the_engine_compiler_refuses_on_a_gpu():
 
 def test_options_that_an_engine_does_not_read_are_one_line():
     llm_args = {"engine_args": {"stream_interval": 4}}
-    assert tuple(target_warnings(gpu_target(serving={"add_special_tokens": False}, runtime=llm_args))) == ()
+    assert tuple(target_warnings(gpu_target(runtime=llm_args))) == ()
     assert tuple(target_warnings(gpu_target(build={"flags": {"workers": 1}, "time_limit_minutes": 5}))) == (
         "the LLM API does not read build.flags",
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_pipeline.demo.screenshots import Browser
+from docs.screenshots import Browser
 from llm_pipeline.reporting.collect import collect
 from llm_pipeline.reporting.html import render_report
 

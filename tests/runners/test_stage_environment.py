@@ -30,7 +30,7 @@ SECRETS = (
 )  # fmt: skip
 SIGNING = Signing(private_key="/keys/a.pem", password_variable="SIGNING_PASSWORD", public_keys=("/keys/a.pub",))
 PORTS = {"http": 18000, "grpc": 18001, "metrics": 18002, "openai": 18003}
-KEYED = {"url": "http://host:1", "header_variables": {"x-key": "GATEWAY_KEY"}}
+KEYED = {"url": "http://host:1", "api_key_variable": "GATEWAY_KEY"}
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "resolve": {"config_path": str(CONFIGS / "releases" / "demo.yaml")},
     "eval_data": {"hub": HubAccess(token_variable="HUB_TOKEN").model_dump(mode="json")},

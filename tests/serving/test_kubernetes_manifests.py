@@ -76,10 +76,9 @@ def released(target: str, release: str = "llama-3.1-8b-instruct", **changes: Any
 SIXTEEN_GPUS = {"name": "h200_tp16", "accelerator_count": 16, "parallelism": {"tensor": 8, "pipeline": 2}}
 VARIANTS = {
     "llama_8b_h100_hpa": (released("h100"), options_with()),
-    "llama_70b_h200_tp2_keda": (
+    "llama_70b_h200_tp2": (
         released("h200_tp2", "llama-3.3-70b-instruct"),
         options_with(
-            autoscaler="keda",
             store=S3,
             claims=(ClaimMount(claim="llm-pipeline-keys", path="/etc/llm-pipeline"),),
             service_account="llm-serving",
@@ -93,10 +92,10 @@ VARIANTS = {
             minimum_replicas=2,
         ),
     ),
-    "l40s_engine": (released("l40s_engine"), options_with(autoscaler="keda")),
-    "two_nodes_keda": (released("h200_tp4", **SIXTEEN_GPUS), options_with(autoscaler="keda")),
+    "l40s_engine": (released("l40s_engine"), options_with()),
+    "two_nodes": (released("h200_tp4", **SIXTEEN_GPUS), options_with()),
 }
-WITH_GOLDEN_FILES = ("llama_8b_h100_hpa", "llama_70b_h200_tp2_keda", "two_nodes_h200_tp16")
+WITH_GOLDEN_FILES = ("llama_8b_h100_hpa", "llama_70b_h200_tp2", "two_nodes_h200_tp16")
 
 
 @cache
@@ -143,8 +142,7 @@ def test_every_manifest_is_valid_with_no_unknown_field(variant):
     [
         ("llama_8b_h100_hpa", "Deployment", "replica"),
         ("llama_8b_h100_hpa", "PodMonitor", "endpoints"),
-        ("llama_70b_h200_tp2_keda", "ScaledObject", "trigger"),
-        ("two_nodes_keda", "LeaderWorkerSet", "template"),
+        ("two_nodes", "LeaderWorkerSet", "template"),
     ],
 )
 def test_the_check_of_schemas_refuses_an_unknown_field(variant, kind, field):
@@ -210,23 +208,21 @@ def test_service_monitor_budget_and_workload_select_the_same_pods(variant):
 def test_the_autoscaler_scales_the_workload_at_four_fifths_of_what_its_engine_holds():
     (autoscaler,) = manifests_of("llama_8b_h100_hpa")["HorizontalPodAutoscaler"]["spec"]["metrics"]
     assert autoscaler["pods"]["target"] == {"type": "AverageValue", "averageValue": "38"}
-    scaled = manifests_of("two_nodes_keda")["ScaledObject"]["spec"]
+    scaled = manifests_of("two_nodes")["HorizontalPodAutoscaler"]["spec"]
     assert scaled["scaleTargetRef"]["kind"] == "LeaderWorkerSet"
-    assert scaled["triggers"][0]["metadata"]["threshold"] == "128"
+    assert scaled["metrics"][0]["pods"]["target"]["averageValue"] == "128"
 
 
 def test_the_metric_is_one_that_every_served_model_has():
     code = (HERE.parents[1] / "llm_pipeline/serving/models/served_model.py").read_text()
     (metric,) = manifests_of("llama_8b_h100_hpa")["HorizontalPodAutoscaler"]["spec"]["metrics"]
     assert f'family(name="{metric["pods"]["metric"]["name"]}"' in code
-    query = manifests_of("l40s_engine")["ScaledObject"]["spec"]["triggers"][0]["metadata"]["query"]
-    assert query.startswith(f"sum({metric['pods']['metric']['name']}{{")
 
 
 def test_only_without_an_autoscaler_is_the_number_of_servers_written():
     assert workload_of("two_nodes_h200_tp16")["spec"]["replicas"] == 2
     assert "replicas" not in workload_of("llama_8b_h100_hpa")["spec"]
-    assert not {"HorizontalPodAutoscaler", "ScaledObject"} & set(manifests_of("two_nodes_h200_tp16"))
+    assert "HorizontalPodAutoscaler" not in manifests_of("two_nodes_h200_tp16")
 
 
 def test_a_pod_may_end_as_slowly_as_its_requests():
@@ -251,7 +247,7 @@ def test_a_start_may_take_as_long_as_is_said():
 
 
 def test_pods_know_who_signs_and_no_key_that_signs():
-    (setup,) = pod_templates(workload_of("llama_70b_h200_tp2_keda"))[0]["spec"]["initContainers"]
+    (setup,) = pod_templates(workload_of("llama_70b_h200_tp2"))[0]["spec"]["initContainers"]
     store = TypeAdapter(Store).validate_json(setup["command"][setup["command"].index("--store") + 1])
     assert store.signing == Signing(public_keys=("/etc/llm-pipeline/release.pub",))
     assert store.cache in {mount["mountPath"] for mount in setup["volumeMounts"]}
@@ -305,8 +301,8 @@ def test_a_cpu_target_asks_for_no_gpu():
 
 
 def test_the_server_gets_the_gpus_of_its_plan_on_nodes_that_have_them():
-    release, options = VARIANTS["llama_70b_h200_tp2_keda"]
-    spec = pod_templates(workload_of("llama_70b_h200_tp2_keda"))[0]["spec"]
+    release, options = VARIANTS["llama_70b_h200_tp2"]
+    spec = pod_templates(workload_of("llama_70b_h200_tp2"))[0]["spec"]
     plan = pod_launch_plan(release, options)
     assert spec["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H200"}
     assert spec["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == str(plan.gpus_per_node) == "2"
@@ -315,8 +311,8 @@ def test_the_server_gets_the_gpus_of_its_plan_on_nodes_that_have_them():
 
 
 def test_what_a_cluster_calls_its_gpus_and_how_many_servers_it_may_start_are_its_operators():
-    options = options_with(gpu_product="NVIDIA-H100-MIG", maximum_replicas=7, endpoint_seconds=25)
-    manifests = render_manifests(released("h100"), options)
+    options = options_with(node_selector={"nvidia.com/gpu.product": "NVIDIA-H100-MIG"}, maximum_replicas=7)
+    manifests = render_manifests(released("h100"), options, endpoint_seconds=25)
     spec = manifests["deployment.yaml"]["spec"]["template"]["spec"]
     assert spec["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H100-MIG"}
     assert spec["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"] == 25

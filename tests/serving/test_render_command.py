@@ -70,9 +70,7 @@ def render(deployment: Path, *arguments: str) -> int:
 
 def test_a_packaged_release_is_rendered_with_its_digests(deployment, capsys):
     options = deployment.parent / "options.yaml"
-    options.write_text(
-        f"namespace: chat\nimage: {IMAGE}\nautoscaler: keda\nclaims: [{{claim: store, path: {deployment.parent}}}]\n"
-    )
+    options.write_text(f"namespace: chat\nimage: {IMAGE}\nclaims: [{{claim: store, path: {deployment.parent}}}]\n")
     assert render(deployment, "--target", "h200_tp2", "--options", str(options)) == ExitCode.GO
     written = capsys.readouterr()
     out = deployment.parent / "out"
@@ -80,7 +78,7 @@ def test_a_packaged_release_is_rendered_with_its_digests(deployment, capsys):
     assert [Path(line) for line in written.out.split()] == [
         out / "launch_plan.json",
         *(out / "kubernetes" / f"{kind}.yaml" for kind in ("deployment", "service", "podmonitor")),
-        *(out / "kubernetes" / f"{kind}.yaml" for kind in ("poddisruptionbudget", "scaledobject")),
+        *(out / "kubernetes" / f"{kind}.yaml" for kind in ("poddisruptionbudget", "horizontalpodautoscaler")),
     ]
     metadata = yaml.safe_load((out / "kubernetes/deployment.yaml").read_text())["metadata"]
     assert metadata["namespace"] == "chat"

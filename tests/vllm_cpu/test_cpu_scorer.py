@@ -33,9 +33,7 @@ if __name__ == "__main__":
 
 def scored(python: str | Path, checkpoint: Path, workdir: Path, **asked: object) -> dict:
     """The items of a checkpoint by task and number; vLLM starts processes that import the script, so it is a file."""
-    evaluation = CheckpointEvaluation(
-        tasks=("demo_choice", "demo_generate"), maximum_length=128, limit=150, cluster_field="none", **asked
-    )
+    evaluation = CheckpointEvaluation(tasks=("demo_choice", "demo_generate"), maximum_length=128, limit=150, **asked)
     workdir.mkdir()
     script = workdir / "score.py"
     script.write_text(SCORE)

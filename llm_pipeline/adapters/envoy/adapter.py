@@ -48,20 +48,19 @@ class UserLimits(ConfigModel):
     """What users may take of the port.
 
     Attributes:
-        largest_request_mib: Larger bodies are refused with 413; smaller ones are kept until their answer begins, so
-            that the other slot can answer when one fails.
         connections: Open at once, of all users together; further ones are closed.
-        memory_mib: Of the whole router: near it new requests are refused with 503, and the largest ones are cut.
     """
 
-    largest_request_mib: Annotated[int, Field(ge=1, le=1024)] = 16
     connections: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
-    memory_mib: Annotated[int, Field(ge=128, le=1_048_576)] = 2048
 
-    @property
-    def largest_request_bytes(self) -> int:
-        """The largest body."""
-        return self.largest_request_mib * 1024 * 1024
+
+LARGEST_REQUEST_MIB = 16
+"""Larger bodies are refused with 413; smaller ones are kept until their answer begins, so that the other slot can
+answer when one fails."""
+
+LARGEST_REQUEST_BYTES = LARGEST_REQUEST_MIB * 1024 * 1024
+MEMORY_BYTES = 2 * 1024**3
+"""Of the whole router: near it new requests are refused with 503, and the largest ones are cut."""
 
 
 class EnvoyPlace(RouterModel):
@@ -84,7 +83,6 @@ class EnvoyPlace(RouterModel):
     tls: ServerCertificate | None = None
     only_openai: bool = False
 
-    keeps_sessions: ClassVar[bool] = True
     logs_requests: ClassVar[bool] = True
     acts_within_seconds: ClassVar[float] = 5.0
     passes_openai: ClassVar[bool] = True

@@ -124,7 +124,6 @@ class EnvoyRouter:
                     "weights": {plain_name(name): weight for name, weight in arms.items()},
                     "candidate": candidate_of(arms),
                     "standby": standby_of(arms),
-                    "sticky_header": xds.sticky_header_of(document),
                     "owner": owner,
                     "epoch": int(epoch),
                 }
@@ -209,7 +208,7 @@ class EnvoyRouter:
             for address in addresses.values()
         }
         apis = apis_of(self.slots, only_openai=self.place.only_openai)
-        return xds.routes(state, revision, self.place.limits, names, apis)
+        return xds.routes(state, revision, names, apis)
 
     def _releases(self) -> dict[str, str]:
         """The release in each slot, as far as known."""

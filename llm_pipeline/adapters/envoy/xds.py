@@ -15,7 +15,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from llm_pipeline.adapters.envoy.adapter import EnvoyPlace, ServerCertificate, UserLimits
+from llm_pipeline.adapters.envoy.adapter import (
+    LARGEST_REQUEST_BYTES,
+    LARGEST_REQUEST_MIB,
+    MEMORY_BYTES,
+    EnvoyPlace,
+    ServerCertificate,
+)
 from llm_pipeline.base.durable import replace_durably
 from llm_pipeline.base.yaml_template import render_yaml
 from llm_pipeline.canary.router import (
@@ -75,7 +81,7 @@ def address_text(host: str, port: int) -> str:
 
 def bootstrap(directory: Path, place: EnvoyPlace) -> Json:
     """The static part: admin interface on loopback, statistics, limits, and where the dynamic files are."""
-    return _rendered("bootstrap", directory, limits=place.limits, admin_port=place.admin_port)
+    return _rendered("bootstrap", directory, limits=place.limits, memory_bytes=MEMORY_BYTES, admin_port=place.admin_port)
 
 
 def listeners(directory: Path, place: EnvoyPlace, access_log: Path) -> Json:
@@ -87,7 +93,7 @@ def listeners(directory: Path, place: EnvoyPlace, access_log: Path) -> Json:
         name=STAT_PREFIX,
         routes=ROUTES,
         place=place,
-        limits=place.limits,
+        largest=LARGEST_REQUEST_BYTES,
         access_log=str(access_log),
         lua="\n".join((templates / name).read_text(encoding="utf-8") for name in ("bodies.lua", "answers.lua")),
         header_time=f"{HEADER_SECONDS:g}s",
@@ -95,7 +101,7 @@ def listeners(directory: Path, place: EnvoyPlace, access_log: Path) -> Json:
         streams=STREAMS_PER_CONNECTION,
         refusals={
             404: "not offered: ask by /v1/chat/completions or /v1/completions",
-            413: f"the request is larger than {place.limits.largest_request_mib} MiB",
+            413: f"the request is larger than {LARGEST_REQUEST_MIB} MiB",
         },
     )
 
@@ -125,19 +131,12 @@ def clusters(slots: Mapping[SlotName, SlotServer], *, only_openai: bool) -> Json
     return _rendered("clusters", Path(), servers=servers)
 
 
-def routes(
-    state: RouteState,
-    version: str,
-    limits: UserLimits,
-    releases: Mapping[str, str],
-    apis: Mapping[ArmProtocol, UsersApi],
-) -> Json:
+def routes(state: RouteState, version: str, releases: Mapping[str, str], apis: Mapping[ArmProtocol, UsersApi]) -> Json:
     """Weighted routes.
 
     Args:
         state: Where the traffic goes.
         version: What Envoy acknowledges.
-        limits: What users may take.
         releases: What answers say of who gave them, by the address of the server, as the access log has it.
         apis: What users may ask for, by the protocol of the servers that are asked; the last one is read back.
     """
@@ -147,7 +146,7 @@ def routes(
         Path(),
         name=ROUTES,
         version=version,
-        largest=limits.largest_request_bytes,
+        largest=LARGEST_REQUEST_BYTES,
         release_of_server=f"%CEL({{{table}}}[upstream.address])%" if releases else "",
         apis=apis,
         actions={protocol: _action(state, protocol, api) for protocol, api in apis.items()},
@@ -160,12 +159,6 @@ def weights_of(document: Json) -> dict[str, int]:
     return {arm["name"]: int(arm.get("weight", 0)) for arm in arms}
 
 
-def sticky_header_of(document: Json) -> str | None:
-    """The header that keeps sessions in one arm, if the routes name one."""
-    policies = _http_action(document).get("hash_policy")
-    return str(policies[0]["header"]["header_name"]) if policies else None
-
-
 def _http_action(document: Json) -> Json:
     """The action of the last route that leads to servers: all of them split alike."""
     table = document["resources"][0] if "resources" in document else document
@@ -174,19 +167,14 @@ def _http_action(document: Json) -> Json:
 
 
 def _action(state: RouteState, protocol: ArmProtocol, api: UsersApi) -> Json:
-    # The candidate first: with a hash policy its share then grows without moving a session back to stable.
     slots: list[SlotName] = sorted(("blue", "green"), key=lambda slot: slot != state.candidate)
     arms = [{"name": arm_name(slot, protocol, state), "weight": state.weights.get(slot, 0)} for slot in slots]
-    action: Json = {
+    return {
         "weighted_clusters": {"clusters": arms},
         "timeout": "0s",
         "idle_timeout": _STREAM_IDLE,
         "retry_policy": _retry_policy(protocol, api, on_trial=state.candidate is not None),
     }
-    if state.sticky_header:
-        action["weighted_clusters"]["use_hash_policy"] = True
-        action["hash_policy"] = [{"header": {"header_name": state.sticky_header}, "terminal": True}]
-    return action
 
 
 def _retry_policy(protocol: ArmProtocol, api: UsersApi, *, on_trial: bool) -> Json:

@@ -34,7 +34,7 @@ class Services(BothSlots):
 class GatewayApiPlace(RouterModel):
     """An HTTPRoute of the Gateway API, whose weights are moved.
 
-    It keeps no sessions and no record of requests: policies with a `session_header` are refused, `metrics` is needed.
+    It keeps no record of requests: `metrics` is needed.
 
     Attributes:
         namespace: Its namespace.

@@ -70,7 +70,7 @@ def job_manifest(
         "deadline_seconds": round(60 * environment.start_timeout_minutes + longest),
         "user": int(uid or 0),
         "group": int(gid or uid or 0),
-        "tolerations": [toleration.model_dump(exclude_none=True) for toleration in environment.tolerations],
+        "tolerations": [toleration.of_pod() for toleration in environment.tolerations],
         "in_store": IN_STORE,
         "variables": secrets_left_out | STAGE_VARIABLES | {"HOME": "/tmp", CONTAINER_VARIABLE: image},  # noqa: S108
         "resources": {kind: found for kind, found in (("limits", limits), ("requests", requests)) if found},

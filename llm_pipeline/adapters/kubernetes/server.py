@@ -115,7 +115,7 @@ class KubernetesControl:
         if candidate.release is None:
             raise ConfigError("pods need a release's artifacts by name", where=self._where)
         release = candidate.release.model_copy(update={"name": staging_name(self._slot.release_name)})
-        for manifest in render_manifests(release, self._options(release)).values():
+        for manifest in render_manifests(release, self._options(release), endpoint_seconds=1).values():
             if manifest["kind"] in _APPLIED:
                 yield manifest
 
@@ -123,7 +123,7 @@ class KubernetesControl:
         image = self._place.manifests.image or release.target.container
         if image and "@" not in image:
             log.warning("the image is named by a tag, which may move: name its digest", image=image)
-        alone = {"minimum_replicas": 1, "maximum_replicas": 1, "autoscaler": "none", "endpoint_seconds": 1}
+        alone = {"minimum_replicas": 1, "maximum_replicas": 1, "autoscaler": "none"}
         return self._place.manifests.model_copy(update=alone)
 
     def _take(self, candidate: Candidate) -> None:

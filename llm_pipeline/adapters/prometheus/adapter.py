@@ -8,7 +8,7 @@ from pydantic import Field
 
 from llm_pipeline.base.adapters import Adapter, OnCall
 from llm_pipeline.config.metric_source import MetricSourceModel
-from llm_pipeline.config.model import HostPath, PlainUrl, PositiveSeconds, VariableName, Word
+from llm_pipeline.config.model import PlainUrl, PositiveSeconds, VariableName, Word
 from llm_pipeline.config.router_place import BothSlots
 
 Selector = Annotated[str, Field(pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*(\{[^{}]*\})?$", max_length=2048)]
@@ -29,7 +29,6 @@ class PrometheusSource(MetricSourceModel):
     Attributes:
         url: Its base URL.
         token_variable: Environment variable with a bearer token; None where it asks for none.
-        ca_file: Certificates that its TLS certificate is checked against; None for the system's.
         slot_label: The label that tells the slots apart.
         slots: Its value for each slot. Series with any other value are an error: narrow the selectors.
         requests: Counter of the requests without refused ones, e.g. `http_requests_total{code!~"4.."}`.
@@ -44,7 +43,6 @@ class PrometheusSource(MetricSourceModel):
     kind: Literal["prometheus"]
     url: PlainUrl
     token_variable: VariableName | None = None
-    ca_file: HostPath | None = None
     slot_label: Word
     slots: SlotLabels
     requests: Selector

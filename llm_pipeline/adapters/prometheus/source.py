@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import ssl
 import time
 import urllib.parse
 from collections import defaultdict
@@ -50,15 +49,11 @@ class PrometheusMetrics:
             source: The server and its counters.
 
         Raises:
-            ConfigError: The token's variable is empty, or the certificates cannot be read.
+            ConfigError: The token's variable is empty.
         """
         self._source = source
         self._slots: dict[str, SlotName] = {source.slots.blue: "blue", source.slots.green: "green"}
         self._headers = _authorization(source)
-        try:
-            self._tls = ssl.create_default_context(cafile=source.ca_file)
-        except OSError as error:
-            raise ConfigError(f"cannot read ca_file: {error}", where=source.ca_file or "") from error
 
     def begin(self, seconds_ago: float = 0.0) -> MetricsCursor:
         """Counting begins with the next scrape; requests up to then belong to the time before."""
@@ -182,7 +177,6 @@ class PrometheusMetrics:
                 method="POST",
                 headers=headers,
                 body=data,
-                tls=self._tls,
                 through_proxy=True,
             )
             if answer.status != HTTPStatus.OK:

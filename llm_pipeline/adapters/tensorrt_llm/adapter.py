@@ -26,10 +26,7 @@ LLM_API = EngineAdapter(
     runtime=_DISTRIBUTION,
     own_server=SERVER,
     words="the LLM API",
-    reads={
-        "build": frozenset({"time_limit_minutes"}),
-        "serving": frozenset({"add_special_tokens"}),
-    },
+    reads={"build": frozenset({"time_limit_minutes"})},
     ranks="launcher",
     holds_weights=False,
 )

@@ -28,7 +28,7 @@ from llm_pipeline.base.json_document import load_record
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.target import Target
 from llm_pipeline.serving.launch_plan import nodes_of
-from llm_pipeline.serving.model_repository import PackagedEngine, copy_code, special_tokens, write_served_model
+from llm_pipeline.serving.model_repository import PackagedEngine, copy_code, write_served_model
 
 FEATURES = ("input_ids", "top_p", "top_k", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty")
 """Inputs that the model `llm` takes beside those of all engines."""
@@ -71,7 +71,7 @@ def write_engine_set(engine: PackagedEngine, repository: Path) -> dict[str, Arti
     config = load_record(_EngineConfig, engine.directory / "config.json", "not an engine of TensorRT-LLM")
     if not (engine.directory / TOKENIZER_DIRECTORY).is_dir():
         raise IntegrityError("the engine has no tokenizer", where=str(engine.directory / TOKENIZER_DIRECTORY))
-    write_served_model(engine, "engine_model", repository, features=FEATURES, parameters=special_tokens(engine.target))
+    write_served_model(engine, "engine_model", repository, features=FEATURES)
     shutil.copytree(engine.directory / TOKENIZER_DIRECTORY, repository / _TOKENIZER)
     values = template_values(engine.target, config.pretrained_config.logits_dtype)
     for template in _TEMPLATES.glob("*.pbtxt"):
@@ -100,7 +100,6 @@ def template_values(target: Target, logits_type: LogitsType) -> dict[str, object
         "chunked_context": str(runtime.chunked_context).lower(),
         "reuse_blocks": str(runtime.kv_cache.reuse_blocks).lower(),
         "free_memory_fraction": runtime.kv_cache.free_memory_fraction,
-        **special_tokens(target),
     }
 
 

@@ -128,7 +128,6 @@ def _run_smoke(inputs: BuildInputs, arguments: LlmArgs, scratch: Path) -> SmokeR
         *("--args", str(rendered)),
         *("--checkpoint", str(inputs.checkpoint)),
         *("--golden", str(scratch / GOLDEN_FILE)),
-        "--add-special-tokens" if inputs.target.serving.add_special_tokens else "--no-add-special-tokens",
         *("--expect-version", arguments.version),
         *("--output", str(report)),
     ]

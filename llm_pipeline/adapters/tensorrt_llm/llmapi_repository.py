@@ -14,7 +14,7 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.yaml_document import parse_yaml
 from llm_pipeline.catalog.runtime_versions import release_numbers
 from llm_pipeline.engines.builder import OwnServer, own_server_of
-from llm_pipeline.serving.model_repository import PackagedEngine, special_tokens, write_served_model
+from llm_pipeline.serving.model_repository import PackagedEngine, write_served_model
 from llm_pipeline.serving.ports import LOOPBACK
 
 FEATURES = ("input_ids", "top_p", "top_k", "seed")
@@ -45,9 +45,7 @@ def write_llm_api(engine: PackagedEngine, repository: Path) -> dict[str, Artifac
         3,
     ):
         features += SAMPLER_FEATURES
-    version = write_served_model(
-        engine, "llmapi_model", repository, features=features, parameters=special_tokens(engine.target)
-    )
+    version = write_served_model(engine, "llmapi_model", repository, features=features)
     (version / LLM_FILE).write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
     if own_server_of(engine.target):
         options = {**read_arguments(engine.directory), "return_perf_metrics": True, "enable_iter_perf_stats": True}

@@ -72,7 +72,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         golden,
         vocabulary=_vocabulary(options.checkpoint),
         end_tokens=read_model_rules(options.checkpoint).end_tokens,
-        add_special_tokens=options.add_special_tokens,
     )
     options.output.write_text(report.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
@@ -84,7 +83,6 @@ def run_smoke(
     *,
     vocabulary: int,
     end_tokens: Sequence[int],
-    add_special_tokens: bool,
 ) -> SmokeReport:
     """Load, warm up, answer and measure.
 
@@ -94,7 +92,6 @@ def run_smoke(
         golden: Prompts to answer.
         vocabulary: Tokens that the model knows.
         end_tokens: What ends an answer.
-        add_special_tokens: Whether golden prompts are tokenized with the model's own, such as a begin-of-text token.
 
     Raises:
         Unsupported: Another version is installed.
@@ -113,7 +110,7 @@ def run_smoke(
     session.rate(1)
     clock.end("warm_up")
     log.info("answering the golden prompts", prompts=len(golden))
-    completions = session.answer(golden, end_tokens, add_special_tokens=add_special_tokens)
+    completions = session.answer(golden, end_tokens)
     clock.end("golden")
     sequences = min(arguments.get("max_batch_size") or 1, _MOST_SEQUENCES)
     log.info("measuring", sequences=sequences)
@@ -151,17 +148,10 @@ class _Session:
         self._vocabulary = vocabulary
         self._draw = random.Random(0)  # noqa: S311 - prompts of a measurement
 
-    def answer(
-        self, golden: Sequence[GoldenPrompt], end_tokens: Sequence[int], *, add_special_tokens: bool
-    ) -> tuple[str, ...]:
+    def answer(self, golden: Sequence[GoldenPrompt], end_tokens: Sequence[int]) -> tuple[str, ...]:
         """The greedy completions of prompts."""
         greedy = [
-            self._sampling_params(
-                max_tokens=prompt.maximum_tokens,
-                top_k=1,
-                stop_token_ids=list(end_tokens),
-                add_special_tokens=add_special_tokens,
-            )
+            self._sampling_params(max_tokens=prompt.maximum_tokens, top_k=1, stop_token_ids=list(end_tokens))
             for prompt in golden
         ]
         answers = self._llm.generate([prompt.prompt for prompt in golden], greedy, use_tqdm=False)
@@ -213,7 +203,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--args", type=Path, required=True, help="LLM-args file")
     parser.add_argument("--checkpoint", type=Path, required=True, help="directory that takes the place of its `model`")
     parser.add_argument("--golden", type=Path, required=True, help="golden prompts, one JSON object a line")
-    parser.add_argument("--add-special-tokens", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--expect-version", required=True, help="what TensorRT-LLM must be")
     parser.add_argument("--output", type=Path, required=True, help="where the report goes")
     return parser.parse_args(arguments)

@@ -26,7 +26,6 @@ from llm_pipeline.serving.model_repository import (
     PackagedEngine,
     copy_code,
     sampling_defaults,
-    special_tokens,
     write_served_model,
 )
 from llm_pipeline.serving.models.vllm_batcher import Settings
@@ -50,9 +49,7 @@ def _write_repository(engine: PackagedEngine, repository: Path) -> dict[str, Art
     checkpoint = engine.description.checkpoint
     if checkpoint is None:
         raise IntegrityError("the engine names no checkpoint", where=str(engine.directory))
-    version = write_served_model(
-        engine, "vllm_model", repository, features=ALL_FEATURES, parameters=special_tokens(engine.target)
-    )
+    version = write_served_model(engine, "vllm_model", repository, features=ALL_FEATURES)
     for name in ("vllm_batcher", "vllm_process"):
         copy_code(name, version / f"{name}.py")
     if (engine.directory / COMPILED_DIRECTORY).is_dir():
@@ -115,7 +112,6 @@ ADAPTER = EngineAdapter(
             {"engine_args", "cuda_graphs", "kv_cache.free_memory_fraction", "kv_cache.reuse_blocks", "chunked_context"}
         ),
         "build": frozenset(),
-        "serving": frozenset({"add_special_tokens"}),
     },
     holds_weights=False,
     start_seconds=_START_SECONDS,

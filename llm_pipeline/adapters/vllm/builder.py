@@ -78,7 +78,7 @@ class VllmBuilder:
         batcher = _load(inputs, properties, context, rules, workspace)
         loaded = time.monotonic()
         try:
-            texts = _answers(batcher, inputs.golden, target)
+            texts = _answers(batcher, inputs.golden)
             match = golden_match(inputs.golden, texts) if texts else None
             answered_at = time.monotonic()
             _rate(batcher, 1)
@@ -217,9 +217,9 @@ def _keep_compiled(workspace: Path, destination: Path) -> None:
     shutil.rmtree(workspace)
 
 
-def _answers(batcher: Batcher, golden: Sequence[GoldenPrompt], target: Target) -> list[str]:
-    tokenizer, special = batcher.tokenizer, target.serving.add_special_tokens
-    prompts = [tokenizer.encode(one.prompt, add_special_tokens=special) for one in golden]
+def _answers(batcher: Batcher, golden: Sequence[GoldenPrompt]) -> list[str]:
+    tokenizer = batcher.tokenizer
+    prompts = [tokenizer.encode(one.prompt, add_special_tokens=True) for one in golden]
     answers = _generate(batcher, prompts, [one.maximum_tokens for one in golden], ignore_eos=False)
     return [
         tokenizer.decode(answer, skip_special_tokens=True, clean_up_tokenization_spaces=False) for answer in answers

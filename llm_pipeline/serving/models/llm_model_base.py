@@ -114,23 +114,16 @@ class Limits:
 
 @dataclass
 class Drill:
-    """An injected fault for drills: `{"delay_milliseconds": 0, "failure_fraction": 0}` in the environment."""
+    """An injected fault for drills: `{"delay_milliseconds": 0}` in the environment."""
 
     delay_seconds: float = 0.0
-    failure_fraction: float = 0.0
     seen: int = 0
 
     @staticmethod
     def from_environment() -> Drill:
         """The drill of this process; none without the variable."""
         document = json.loads(os.environ.get(DRILL_VARIABLE) or "{}")
-        return Drill(float(document.get("delay_milliseconds", 0)) / 1e3, float(document.get("failure_fraction", 0)))
-
-    def fail_if_due(self) -> None:
-        """Fail the due share of requests, evenly spread, so that the share is exact at any time."""
-        self.seen += 1
-        if int(self.seen * self.failure_fraction) > int((self.seen - 1) * self.failure_fraction):
-            raise failure("drill: this request fails on purpose")
+        return Drill(float(document.get("delay_milliseconds", 0)) / 1e3)
 
     def __str__(self) -> str:
         return f", DRILL {self!r}" if os.environ.get(DRILL_VARIABLE) else ""

@@ -36,7 +36,6 @@ class TritonPythonModel:
         directory = Path(args["model_repository"]).parent / parameters["tokenizer_dir"]
         self._codec = engine_tokenizer.Codec(directory)
         self._end = engine_tokenizer.end_tokens(directory.with_name("engine"))[0]
-        self._add_special = parameters.get("add_special_tokens", "true") == "true"
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Tokenize each request; one response each, in order."""
@@ -54,7 +53,7 @@ class TritonPythonModel:
     def _outputs(self, request: Any) -> dict[str, npt.NDArray[Any]]:
         if unserved := [name for name in UNSERVED if values(request, name) is not None]:
             raise RefusedError(f"this model takes text only, not {', '.join(unserved)}")
-        prompts = self._tokens(values(request, "QUERY"), special=self._add_special)
+        prompts = self._tokens(values(request, "QUERY"), special=True)
         decoder = values(request, "DECODER_QUERY")
         starts = [[self._end] for _ in prompts] if decoder is None else self._tokens(decoder, special=False)
         rows = len(prompts)

@@ -213,7 +213,6 @@ class ServedModel:
         """
         parameters = base.parameters(args)
         self._limits = base.Limits.from_parameters(parameters)
-        self._add_special = parameters.get("add_special_tokens", "true") == "true"
         self._drill = base.Drill.from_environment()
         self._metrics = Metrics()
         self._places = Places(self._limits, self._metrics)
@@ -272,9 +271,9 @@ class ServedModel:
         Raises:
             RefusedError: It asks for what cannot be.
         """
-        self._drill.fail_if_due()
+        self._drill.seen += 1
         asked = base.Inputs.read(request, self._limits)
-        special = self._add_special if asked.add_special_tokens is None else asked.add_special_tokens
+        special = asked.add_special_tokens is not False
         prompt = list(asked.input_ids) or encode(asked.prompt, special=special)
         if not prompt:
             raise base.invalid("text_input has no tokens")

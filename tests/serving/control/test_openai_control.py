@@ -99,8 +99,6 @@ def test_requests_in_flight_are_those_that_run_and_wait(server):
 def test_the_place_needs_a_model(server):
     with pytest.raises(ValueError, match="openai_model must name"):
         OpenAiServer(kind="openai", endpoint=at(server, openai_model=None))
-    with pytest.raises(ValueError, match="exclude each other"):
-        at(server, api_key_variable="A", header_variables={"authorization": "B"})
 
 
 def probed(server: OpenAiDouble, golden: list[GoldenPrompt], **changes: object) -> Judgement:

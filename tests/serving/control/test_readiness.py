@@ -35,7 +35,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
 
         servers.append(ThreadingHTTPServer(("127.0.0.1", 0), Refusing))
         threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
-        return Endpoint(url=f"http://127.0.0.1:{servers[-1].server_port}", header_variables={"X-Key": "GATE_KEY"})
+        return Endpoint(url=f"http://127.0.0.1:{servers[-1].server_port}", api_key_variable="GATE_KEY")
 
     yield start
     for server in servers:

@@ -37,7 +37,7 @@ def write(gpu_engine, tmp_path):
 
 
 def test_the_files_are_the_golden_ones(write):
-    repository = write(serving={"add_special_tokens": False})
+    repository = write()
     for name in ("llm/config.pbtxt", "llm/1/model.yaml", "links.json"):
         if "UPDATE_GOLDEN" in os.environ:
             (GOLDEN_FILES / name).parent.mkdir(parents=True, exist_ok=True)

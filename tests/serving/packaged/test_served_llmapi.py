@@ -131,12 +131,8 @@ def test_a_client_that_leaves_frees_its_place(server):
     assert metric(server, "llm_tokens_total") < tokens + 490
 
 
-def test_a_drill_delays_every_first_token_and_fails_its_share(serve, tmp_path):
-    drill = json.dumps({"delay_milliseconds": 400, "failure_fraction": 0.25})
-    drilled = serve(tmp_path / "drilled", 18564, LLM_PIPELINE_DRILL=drill)
-    answers = ask(drilled, *[asking() for _ in range(8)], verb="stream")
+def test_a_drill_delays_every_first_token(serve, tmp_path):
+    drilled = serve(tmp_path / "drilled", 18564, LLM_PIPELINE_DRILL=json.dumps({"delay_milliseconds": 400}))
+    answers = ask(drilled, *[asking() for _ in range(3)], verb="stream")
     stop_server(tmp_path / "drilled")
-    assert sum("drill" in answer.error for answer in answers) == 2
-    delays = [answer.first_token_seconds for answer in answers if answer.ok]
-    assert len(delays) == 6
-    assert min(delays) >= 0.4
+    assert min(answer.first_token_seconds for answer in answers) >= 0.4

@@ -57,7 +57,7 @@ def server(repository, model_python, triton_home, tmp_path_factory):
 @pytest.fixture(scope="module")
 def drilled(repository, model_python, triton_home, tmp_path_factory):
     state = tmp_path_factory.mktemp("slot") / "drilled"
-    drill = json.dumps({"delay_milliseconds": 400, "failure_fraction": 0.25})
+    drill = json.dumps({"delay_milliseconds": 400})
     yield serve(repository, state, 18504, model_python, triton_home, {"LLM_PIPELINE_DRILL": drill})
     stop_server(state)
 
@@ -338,13 +338,9 @@ def test_more_requests_than_the_queue_holds_are_refused_as_unavailable(drilled):
     assert eventually(lambda: metric(drilled, "llm_active_requests") == 0)
 
 
-def test_a_drill_delays_every_first_token_and_fails_its_share(drilled):
-    answers = [ask(drilled, asking(allow_empty=True), verb="stream") for _ in range(8)]
-    failed = [answer for answer in answers if "drill" in answer.error]
-    assert len(failed) == 2
-    delays = [answer.first_token_seconds or answer.total_seconds for answer in answers if answer.ok]
-    assert len(delays) == 6
-    assert min(delays) >= 0.4
+def test_a_drill_delays_every_first_token(drilled):
+    answers = [ask(drilled, asking(allow_empty=True), verb="stream") for _ in range(3)]
+    assert min(answer.first_token_seconds or answer.total_seconds for answer in answers) >= 0.4
     together = ask(drilled, *[asking(f"{PROMPT} {n}", allow_empty=True) for n in range(6)], verb="stream")
     assert max(answer.total_seconds for answer in together if answer.ok) < 1.2  # delayed side by side, not in turn
 

@@ -1,6 +1,6 @@
 """Pictures of the demo's Airflow, taken by a headless Chromium through its own debugging protocol.
 
-python -m llm_pipeline.demo.screenshots --home .pipeline/airflow --port 8080 --dag release__demo --out .readme
+python docs/screenshots.py --home .pipeline/airflow --port 8080 --dag release__demo --out .readme
 """
 
 from __future__ import annotations
