@@ -149,9 +149,12 @@ def find(argument: str, log: Path) -> DetachedProcess | None:
     `log` is where its output goes.
     """
     for pid in _pids():
-        command, fields = _command(pid), _stat_fields(pid)
-        leads_its_group = fields is not None and fields[0] != "Z" and int(fields[2]) == pid
-        if fields is not None and leads_its_group and argument in command:
+        try:
+            line = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except (FileNotFoundError, ProcessLookupError, PermissionError):  # gone, or a stranger's
+            continue
+        command, fields = tuple(map(os.fsdecode, line.split(b"\0")[:-1])), _stat_fields(pid)
+        if fields is not None and fields[0] != "Z" and int(fields[2]) == pid and argument in command:
             return DetachedProcess(
                 name=" ".join(command[:3]),
                 pid=pid,
@@ -180,7 +183,8 @@ def stop(process: DetachedProcess, *, grace_seconds: float = 10.0) -> None:
         groups = _session_members(process.pid, process.start_ticks)
         if process.pid not in groups.values() or time.monotonic() > deadline:
             for pid in groups:
-                _kill(pid)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         time.sleep(0.05)
     _reap(process.pid)
 
@@ -201,20 +205,11 @@ def _signal_group(pid: int, number: int) -> None:
     except ProcessLookupError:
         return
     except PermissionError as error:
-        owner = _owner(pid)
+        try:
+            owner = Path(f"/proc/{pid}").owner()
+        except (FileNotFoundError, KeyError):  # it is gone, or its user has no name here
+            owner = "that started it"
         raise ConfigError(f"process {pid} belongs to the user {owner}", hint=f"run this as {owner}") from error
-
-
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-
-
-def _owner(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}").owner()
-    except (FileNotFoundError, KeyError):  # it is gone, or its user has no name here
-        return "that started it"
 
 
 def _reap(pid: int) -> None:
@@ -257,15 +252,6 @@ def _session_members(session: int, started: int) -> dict[int, int]:
 
 def _pids() -> list[int]:
     return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-
-
-def _command(pid: int) -> tuple[str, ...]:
-    """A process's arguments; none when it is gone, or a stranger's whose arguments the system hides."""
-    try:
-        line = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return ()
-    return tuple(os.fsdecode(part) for part in line.split(b"\0")[:-1])
 
 
 def visible_processes() -> str:

@@ -28,7 +28,16 @@ def list_directories(directory: Path) -> list[Path]:
     Raises:
         Transient: As `list_directory`, also for a link in it that leads nowhere.
     """
-    return [Path(entry.path) for entry in _scan(directory) if _is_directory(entry)]
+    found = []
+    for entry in _scan(directory):
+        try:
+            if entry.is_symlink():
+                Path(entry.path).stat()
+            if entry.is_dir():
+                found.append(Path(entry.path))
+        except OSError as error:
+            raise _unreadable(Path(entry.path), error) from error
+    return found
 
 
 def walk_files(directory: Path) -> Iterator[Path]:
@@ -64,17 +73,6 @@ def _scan(directory: Path) -> list[os.DirEntry[str]]:
         return []
     except OSError as error:
         raise _unreadable(directory, error) from error
-
-
-def _is_directory(entry: os.DirEntry[str]) -> bool:
-    try:
-        if entry.is_dir():
-            return True
-        if entry.is_symlink():
-            Path(entry.path).stat()
-    except OSError as error:
-        raise _unreadable(Path(entry.path), error) from error
-    return False
 
 
 def _unreadable(path: Path, error: OSError) -> Transient:

@@ -138,7 +138,12 @@ def _report(error: Exception, cause: BaseException | None = None) -> int:
         _discard_output()
         return CLOSED_PIPE
     if is_unexpected(error):
-        _log_traceback(cause or error)
+        root = logging.getLogger()
+        if not root.handlers:
+            handler = logging.StreamHandler(sys.stderr)
+            handler.setFormatter(ReadableFormatter())
+            root.addHandler(handler)
+        log.error("an unexpected exception", exc_info=cause or error)
     known = as_pipeline_error(error)
     _write_error("error", known.told)
     return known.exit_code
@@ -158,15 +163,6 @@ def _log_thread(failed: threading.ExceptHookArgs) -> None:
     if failed.exc_value is not None and not isinstance(failed.exc_value, SystemExit):
         name = failed.thread.name if failed.thread else "unknown"
         log.error("the thread %s ended by an unexpected exception", name, exc_info=failed.exc_value)
-
-
-def _log_traceback(error: BaseException) -> None:
-    root = logging.getLogger()
-    if not root.handlers:
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(ReadableFormatter())
-        root.addHandler(handler)
-    log.error("an unexpected exception", exc_info=error)
 
 
 def _write_error(kind: str, text: str) -> None:

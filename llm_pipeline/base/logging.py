@@ -27,24 +27,9 @@ OURS = ("llm_pipeline", "llm_pipeline_airflow", "__main__")
 """Loggers of this package; the last one is that of a module run by `python -m`."""
 
 THIRD_PARTIES = (
-    "aiohttp",
-    "boto3",
-    "botocore",
-    "docker",
-    "filelock",
-    "fsspec",
-    "httpcore",
-    "httpcore2",
-    "httpx",
-    "httpx2",
-    "huggingface_hub",
-    "kubernetes",
-    "requests",
-    "s3transfer",
-    "smtplib",
-    "urllib3",
-    "websocket",
-)
+    "aiohttp", "boto3", "botocore", "docker", "filelock", "fsspec", "httpcore", "httpcore2", "httpx", "httpx2",
+    "huggingface_hub", "kubernetes", "requests", "s3transfer", "smtplib", "urllib3", "websocket",
+)  # fmt: skip
 """Loggers of libraries that write the addresses they ask, presigned ones too, below the level WARNING."""
 
 _named: set[str] = set()
@@ -189,31 +174,23 @@ class _CleanRecords:
         self, before: Callable[..., logging.LogRecord], names: tuple[str, ...], *, with_traceback: bool
     ) -> None:
         self.before = before
-        self._every = "" in names
-        self._names = frozenset(names)
+        self._names = names
         self._with_traceback = with_traceback
 
     def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
         record = self.before(*args, **kwargs)
-        if self._every or not self._names.isdisjoint(_ancestry(record.name or "")):
-            self._clean(record)
-        return record
-
-    def _clean(self, record: logging.LogRecord) -> None:
+        if not any(name == "" or f"{record.name}.".startswith(f"{name}.") for name in self._names):
+            return record
         try:
             record.msg, record.args = _message(record), ()
         except Exception:  # noqa: BLE001 - a mistake of the call; the handler meets and reports it, too
-            return
+            return record
         if record.exc_info:
             traceback = logging.Formatter().formatException(record.exc_info)
             record.exc_text = _below(traceback)
             if self._with_traceback and several_lines(without_credentials(traceback)) != traceback:
                 record.msg, record.exc_info = Lines(f"{record.msg}\n{record.exc_text}"), None
-
-
-def _ancestry(name: str) -> list[str]:
-    parts = name.split(".")
-    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+        return record
 
 
 def _message(record: logging.LogRecord) -> str:

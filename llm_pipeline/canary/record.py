@@ -8,7 +8,6 @@ or a controller after a crash, returns the judgement that was made; the next run
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterable
@@ -19,7 +18,6 @@ from enum import StrEnum
 from pydantic import Field
 
 from llm_pipeline.base.errors import ConfigError, Fenced
-from llm_pipeline.base.file_lock import HolderStopped
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.base.verdict import Judgement, Verdict
@@ -304,9 +302,6 @@ def lease_name(target: str) -> str:
 def take_over(store: ArtifactStore, target: str) -> None:
     """End the current lease on the target's canary: its holder's next renewal finds a higher epoch. For rollbacks only.
 
-    A holder on this host that was stopped (SIGSTOP) in the middle of a renewal keeps the lease's document locked, so it
-    is killed: it would be fenced if it ever woke up, and a rollback cannot wait for that.
-
     Raises:
         Conflict: The lease changed hands at this very moment; try again.
     """
@@ -314,14 +309,7 @@ def take_over(store: ArtifactStore, target: str) -> None:
     if (document := store.read_document(name)) is not None:
         held = lease_of(document, name)
         released = held.model_copy(update={"epoch": held.epoch + 1, "expires_at": 0.0})
-        try:
-            store.write_document(name, released.model_dump(), document.revision)
-        except HolderStopped as error:
-            if not held.frozen_here or error.pid != held.pid:
-                raise
-            log.warning("the canary's frozen controller holds its lease's lock: ending it", pid=held.pid)
-            os.kill(held.pid, signal.SIGKILL)
-            raise Conflict("the lease's owner was stopped in a renewal", hint="try again") from error
+        store.write_document(name, released.model_dump(), document.revision)
 
 
 def read_canary_record(store: ArtifactStore, release_id: str, target: str) -> CanaryRecord | None:

@@ -27,11 +27,7 @@ _LOCK = "fence.lock"
 
 @contextmanager
 def exclusive(state: Path) -> Iterator[None]:
-    """Hold a slot's lock; it is free again when the process ends, however it does.
-
-    Raises:
-        HolderStopped: The process that starts or stops the slot's server is suspended.
-    """
+    """Hold a slot's lock; it is free again when the process ends, however it does."""
     state.mkdir(parents=True, exist_ok=True)
     with flocked(state / "lock"):
         yield

@@ -18,11 +18,13 @@ from llm_pipeline.base.digest import sha256_bytes, sha256_file
 from llm_pipeline.base.directory_listing import list_directory
 from llm_pipeline.base.durable import copy_file, make_directory, sync_directory, sync_file_system, write_durably
 from llm_pipeline.base.errors import IntegrityError, Transient, hint_of
-from llm_pipeline.base.file_lock import flocked
+from llm_pipeline.base.file_lock import flocked_within
 from llm_pipeline.store.blobs import ANY, Blob, Changed, Leftover, Listed, LocalFile, in_parallel
 
 _INCOMING = "incoming"
 _TRIES = 5
+_LOCK_SECONDS = 60.0
+"""A lock of a name is held for one small write: who holds it for longer is stopped, or its disk hangs."""
 
 
 class FileBlobs:
@@ -162,7 +164,10 @@ class FileBlobs:
     @contextlib.contextmanager
     def _locked(self, name: str) -> Iterator[None]:
         make_directory(self.root / "locks")
-        with flocked(self.root / "locks" / sha256_bytes(name.encode())[:32]):
+        lock = self.root / "locks" / sha256_bytes(name.encode())[:32]
+        hint = "is a process stopped that writes it? let it go on (kill -CONT) or end it, then run this again"
+        held = Transient(f"another process holds the lock of {name}", where=str(lock), hint=hint)
+        with flocked_within(lock, _LOCK_SECONDS, held):
             yield
 
 

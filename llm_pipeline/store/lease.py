@@ -18,7 +18,7 @@ from typing import Self
 
 from pydantic import JsonValue
 
-from llm_pipeline.base.detached import process_is_stopped, process_start_ticks, visible_processes
+from llm_pipeline.base.detached import process_start_ticks, visible_processes
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.progress import made_progress
@@ -86,11 +86,6 @@ class LeaseState(Frozen):
     def holder_gone(self) -> bool:
         """Whether its holder could be seen from here and is not there any more."""
         return self.pids == visible_processes() and process_start_ticks(self.pid) != self.start_ticks
-
-    @property
-    def frozen_here(self) -> bool:
-        """Whether its holder can be seen from here and is stopped, as by SIGSTOP: it runs no more, and is not gone."""
-        return self.pids == visible_processes() and process_is_stopped(self.pid, self.start_ticks)
 
 
 def lease_of(document: Document, name: str) -> LeaseState:

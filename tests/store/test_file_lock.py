@@ -1,4 +1,4 @@
-"""Locks on files: who runs is waited for, who is stopped is named, and a rollback does not wait for that one."""
+"""Locks on files: who runs is waited for, and who is stopped keeps nobody waiting for ever."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from llm_pipeline.adapters.local.store import LocalStore
-from llm_pipeline.base import file_lock
 from llm_pipeline.base.errors import Transient
-from llm_pipeline.base.file_lock import HolderStopped, flocked, flocked_within
-from llm_pipeline.canary.record import lease_name, take_over
-from llm_pipeline.store.artifact_store import Conflict
-from llm_pipeline.store.lease import Lease, lease_of
+from llm_pipeline.base.file_lock import flocked, flocked_within
+from llm_pipeline.store import file_blobs
+from llm_pipeline.store.file_blobs import FileBlobs
 
 HOLDER = """
 import os, signal, sys
@@ -26,22 +23,8 @@ from llm_pipeline.base.file_lock import flocked
 with flocked(Path(sys.argv[1])):
     os.kill(os.getpid(), signal.SIGSTOP)
 """
-OWNER = """
-import os, signal, sys
-from llm_pipeline.canary.record import lease_name
-from llm_pipeline.store.lease import Lease
-from llm_pipeline.adapters.local.store import LocalStore
-store = LocalStore(sys.argv[1])
-with Lease(store, lease_name("cpu"), seconds=60.0), store._blobs._locked(lease_name("cpu")):  # as in a renewal
-    os.kill(os.getpid(), signal.SIGSTOP)
-"""
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
-
-
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_lock, "_STOPPED_SECONDS", 0.1)
 
 
 @pytest.fixture
@@ -62,17 +45,6 @@ def stopped() -> Iterator[Start]:
         process.wait()
 
 
-def test_a_holder_that_is_stopped_is_named_and_one_that_goes_on_is_waited_for(tmp_path: Path, stopped: Start) -> None:
-    holder = stopped(HOLDER, str(tmp_path / "lock"))
-    with pytest.raises(HolderStopped, match=f"process {holder.pid} holds the lock") as told, flocked(tmp_path / "lock"):
-        pass
-    assert told.value.pid == holder.pid
-    assert f"kill -CONT {holder.pid}" in told.value.hint
-    os.kill(holder.pid, signal.SIGCONT)
-    with flocked(tmp_path / "lock"):
-        assert holder.wait(timeout=30) == 0
-
-
 def test_a_bounded_wait_ends_with_the_given_error_whatever_the_holder_does(tmp_path: Path, stopped: Start) -> None:
     holder = stopped(HOLDER, str(tmp_path / "lock"))
     busy = Transient("somebody else works here", where=str(tmp_path))
@@ -86,15 +58,18 @@ def test_a_bounded_wait_ends_with_the_given_error_whatever_the_holder_does(tmp_p
         pass  # the kernel frees the lock of a dead process
 
 
-def test_a_rollback_ends_an_owner_that_was_stopped_in_a_renewal(tmp_path: Path, stopped: Start) -> None:
-    store = LocalStore(f"file://{tmp_path}/store")
-    owner = stopped(OWNER, store.uri)
-    with pytest.raises(Conflict):
-        take_over(store, "cpu")
-    assert owner.wait(timeout=30) == -signal.SIGKILL
-    take_over(store, "cpu")
-    document = store.read_document(lease_name("cpu"))
-    assert document is not None
-    assert lease_of(document, "lease").free
-    with Lease(store, lease_name("cpu")) as lease:
-        assert lease.epoch == 3
+def test_who_goes_on_is_waited_for_and_a_store_does_not_wait_for_ever(
+    tmp_path: Path, stopped: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blobs = FileBlobs(tmp_path)
+    blobs.put("places/cpu.json", b"1")
+    (lock,) = (tmp_path / "locks").iterdir()
+    holder = stopped(HOLDER, str(lock))
+    monkeypatch.setattr(file_blobs, "_LOCK_SECONDS", 0.1)
+    with pytest.raises(Transient, match=r"another process holds the lock of places/cpu\.json") as told:
+        blobs.put("places/cpu.json", b"2")
+    assert "kill -CONT" in told.value.hint
+    os.kill(holder.pid, signal.SIGCONT)
+    with flocked(lock):
+        assert holder.wait(timeout=30) == 0
+    blobs.put("places/cpu.json", b"2")
