@@ -21,7 +21,7 @@ import aiohttp
 from llm_pipeline.base.entry import ArgumentParser, entry_point
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.demo.local_airflow import AirflowAccess, AirflowClient, read_access
+from llm_pipeline.demo.local_airflow import AirflowAccess, read_access
 
 log = get_logger(__name__)
 
@@ -225,18 +225,16 @@ def _shows(picture: Picture) -> str:
 
 @entry_point
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Photograph the latest run of a release's DAG; 0 when all pictures were taken."""
+    """Photograph a run of a release's DAG; 0 when all pictures were taken."""
     parser = ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--home", type=Path, required=True, help="Airflow's directory")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--dag", required=True)
-    parser.add_argument("--run", help="run id; the latest by default")
+    parser.add_argument("--run", required=True, help="run id, as the demo shows it")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args(arguments)
     access = read_access(options.home, options.port)
-    with AirflowClient(access) as client:
-        run_id = options.run or client.latest_run(options.dag)
-    taken = asyncio.run(take(access, release_pictures(options.dag, run_id)))
+    taken = asyncio.run(take(access, release_pictures(options.dag, options.run)))
     options.out.mkdir(parents=True, exist_ok=True)
     for name, png in taken.items():
         (options.out / name).write_bytes(png)

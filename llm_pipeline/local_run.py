@@ -203,7 +203,7 @@ class LocalRun:
         elif step.effect is not Effect.RECORD and step.is_stage and self._fenced():
             return Ending.SKIPPED
         if step.is_attempt and (why := flow.passed_over(instance.item)):
-            if instance.task is self._first_of_lane(instance):
+            if instance.task is next(task for task in self._tasks if task.lane == instance.task.lane):
                 log.info("%s is skipped: %s", instance.item, why)
             return Ending.SKIPPED
         return None
@@ -221,9 +221,6 @@ class LocalRun:
         if not step.is_attempt:  # a recipe that is refused ends itself only, for the next one may do
             self._refusals.append(result.judgement.verdict)
         return Ending.FAILED
-
-    def _first_of_lane(self, instance: Instance) -> Task:
-        return next(task for task in self._tasks if task.lane == instance.task.lane)
 
     def _failed(self, instance: Instance, error: PipelineError) -> None:
         step = instance.task.step

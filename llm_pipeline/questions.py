@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.untrusted_text import markdown, one_line
-from llm_pipeline.config.budget import HOUR, Budget
+from llm_pipeline.config.release import HOUR, Budget
 from llm_pipeline.release.candidate import Candidate
 from llm_pipeline.release.choice import recipes_in_words
 from llm_pipeline.release.evidence_text import facts_table, markdown_table
@@ -18,7 +18,7 @@ from llm_pipeline.release.flow import stage_names, step_named
 from llm_pipeline.release.measured_cost import release_cost
 from llm_pipeline.release.step import Work
 from llm_pipeline.release_progress import ReleaseProgress
-from llm_pipeline.store.places import serving_at
+from llm_pipeline.store.place_state import serving_at
 
 if TYPE_CHECKING:
     from llm_pipeline.planning.model import Plan

@@ -22,12 +22,12 @@ from typing import Any
 
 import yaml
 from aiohttp import web
+from hub_access import HubAccessRules, restrict, rules_of, token_of
 
 from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.durable import replace_durably
 from llm_pipeline.demo.hub import (
     ROOT,
-    HubAccessRules,
     HubEntry,
     HubRepository,
     Refused,
@@ -36,8 +36,6 @@ from llm_pipeline.demo.hub import (
     is_large,
     large_entry,
     repository_of,
-    restrict,
-    token_of,
 )
 from llm_pipeline.hub.git_ids import blob_id
 
@@ -88,7 +86,7 @@ def _writable(request: web.Request) -> HubRepository:
     repository = repository_of(request)
     if token_of(request) is None:
         raise Refused(401, "", "Invalid username or password.")
-    if not repository.rules.admits_writing(token_of(request)):
+    if not rules_of(repository).admits_writing(token_of(request)):
         raise Refused(403, "", "You don't have the rights to push to this repository.")
     return repository
 

@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aiohttp import web
+from hub_access import HubAccessRules, access, restrict
 from hub_faults import Fault, Faults, fault_middleware
 from hub_uploads import LONGEST_COMMIT_BYTES, add_uploads
 from huggingface_hub import constants
 from tiny_tokenizer import TOKENIZER
 
 from llm_pipeline.base.digest import sha256_bytes
-from llm_pipeline.demo.hub import HubAccessRules, create_application, publish_revision, restrict
+from llm_pipeline.demo.hub import create_application, publish_revision
 
 TOKEN_VARIABLE = "LLM_PIPELINE_TEST_TOKEN"
 WEIGHTS_BYTES = 3_000_000
@@ -91,7 +92,7 @@ def serve_local_hub(directory: Path) -> Iterator[LocalHub]:
     root.mkdir()
     faults = Faults()
     loop = asyncio.new_event_loop()
-    application = create_application(root, fault_middleware(faults), longest_bytes=LONGEST_COMMIT_BYTES)
+    application = create_application(root, fault_middleware(faults), access, longest_bytes=LONGEST_COMMIT_BYTES)
     add_uploads(application, part_bytes=1_000_000)
     runner = web.AppRunner(application, shutdown_timeout=0.2)
 

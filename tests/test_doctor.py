@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
-from llm_pipeline.artifacts.host_facts import GpuFacts, HostFacts
+from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts, GpuFacts, HostFacts
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.cli import main
 from llm_pipeline.config.deployment import Deployment

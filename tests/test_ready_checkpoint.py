@@ -8,7 +8,7 @@ pytest.importorskip("transformers")
 
 from transformers import AutoTokenizer
 
-from llm_pipeline.artifacts.ready_checkpoint import require_same_text
+from llm_pipeline.artifacts.checkpoint_loading import require_same_text
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.demo.train import train_tokenizer
 

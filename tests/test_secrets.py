@@ -43,7 +43,7 @@ from llm_pipeline.canary.router import all_to
 from llm_pipeline.config.deployment import Deployment, HubAccess, ServerPorts
 from llm_pipeline.config.release import ModelSource
 from llm_pipeline.config.store import Signing, StoreModel, store_settings
-from llm_pipeline.demo.hub import HubAccessRules, publish_revision, restrict
+from llm_pipeline.demo.hub import publish_revision
 from llm_pipeline.hub.access import connect
 from llm_pipeline.hub.sources import open_source
 from llm_pipeline.release.contract import StageRequest
@@ -53,6 +53,7 @@ from llm_pipeline.store import open_store
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from hub_access import HubAccessRules, restrict
 from secret_traces import ProcessWatch, forms, search
 
 pytestmark = pytest.mark.slow
@@ -160,7 +161,7 @@ def _free_ports(count: int) -> list[int]:
 @contextmanager
 def _hub(root: Path) -> Iterator[str]:
     (port,) = _free_ports(1)
-    command = [sys.executable, "-m", "llm_pipeline.demo.hub", "--root", str(root), "--port", str(port)]
+    command = [sys.executable, str(REPOSITORY / "tests" / "hub_access.py"), str(root), str(port)]
     server = subprocess.Popen(command, cwd=REPOSITORY)
     try:
         deadline = time.monotonic() + 300

@@ -16,7 +16,7 @@ ENDPOINT_FILE = "endpoint.json"
 """Beside `model.py`: how OpenAI's API is spoken to this model; see `endpoint_description`."""
 
 SERVE_FILE = "serve.json"
-"""Beside `model.py`, where the engine's own server takes Triton's place; see `serve_command`."""
+"""Beside `model.py`, where the engine's own server takes Triton's place; see `endpoint_description`."""
 
 LLM_FILE = "model.yaml"
 CHECKPOINT_DIRECTORY = "checkpoint"

@@ -31,9 +31,8 @@ from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.access_log import ObservedRequest
 from llm_pipeline.canary.router import SlotName, TrafficRouter, other_slot
-from llm_pipeline.config.metric_source import MetricSource, MetricSourceModel
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.config.router_place import RouterPlace
+from llm_pipeline.config.router_place import MetricSource, MetricSourceModel, RouterPlace
 from llm_pipeline.statistics.variation import Variation
 
 

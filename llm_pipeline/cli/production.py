@@ -206,7 +206,7 @@ def _agreed(store: ArtifactStore, deployment: Deployment, places: Sequence[str])
     """
     from llm_pipeline.local_run import ask_on_terminal
     from llm_pipeline.operations.switching import what_is_left
-    from llm_pipeline.store.places import serving_at
+    from llm_pipeline.store.place_state import serving_at
 
     served = [(place, serving) for place in places if (serving := serving_at(store, place)) is not None]
     if not served:

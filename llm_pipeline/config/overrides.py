@@ -8,9 +8,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.config.budget import Amount, Budget
 from llm_pipeline.config.model import ConfigModel, Names, PositiveHours, Revision
-from llm_pipeline.config.release import LadderStrategy, ReleaseConfig
+from llm_pipeline.config.release import Amount, Budget, LadderStrategy, ReleaseConfig
 
 
 class Overrides(ConfigModel):

@@ -1,4 +1,4 @@
-"""What splits the users' traffic of one target: an Envoy of ours, or a gateway of a cluster.
+"""What splits the users' traffic of one target, an Envoy of ours or a gateway of a cluster, and where counts come from.
 
 The kind decides; ports without a kind are an Envoy that is started on this host.
 """
@@ -14,6 +14,25 @@ from llm_pipeline.config.installed import OfKind
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.config.server_place import OpenAiSlot
+
+
+class MetricSourceModel(ConfigModel):
+    """What every kind of source is; each names its `kind`."""
+
+    if TYPE_CHECKING:
+        kind: str
+
+    def problems(self, router: RouterPlace) -> Iterator[str]:  # noqa: ARG002 - most sources fit every router
+        """Why it cannot count the requests that this router splits."""
+        yield from ()
+
+    def warnings(self, router: RouterPlace) -> Iterator[str]:  # noqa: ARG002
+        """What `plan` says of it besides."""
+        yield from ()
+
+
+MetricSource = Annotated[MetricSourceModel, OfKind("metric_sources"), SerializeAsAny()]
+"""Settings of an adapter: one of ours, or one that an installed package brings."""
 
 
 class RouterModel(ConfigModel):

@@ -1,4 +1,4 @@
-"""Where artifacts are kept, and whose signature they must bear."""
+"""Where artifacts are kept, and whose signature they must bear; prefixes of buckets in S3, and how they are reached."""
 
 from __future__ import annotations
 
@@ -7,10 +7,39 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, SerializeAsAny, model_validator
+from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
+from llm_pipeline.base.redaction import without_credentials
 from llm_pipeline.config.installed import OfKind, installed_model
-from llm_pipeline.config.model import ConfigModel, HostPath, PathText, VariableName
+from llm_pipeline.config.model import ConfigModel, HostPath, PathText, PlainUrl, VariableName
+
+_S3 = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(?P<prefix>[A-Za-z0-9][A-Za-z0-9._/-]*))?")
+
+
+class S3Place(ConfigModel):
+    """A prefix of a bucket in S3, or behind another server's S3 API. Credentials, profile and region are AWS's own.
+
+    Attributes:
+        uri: `s3://bucket/prefix`.
+        endpoint: URL of another S3 API than Amazon's.
+    """
+
+    uri: PathText
+    endpoint: PlainUrl | None = None
+
+    @field_validator("uri")
+    @classmethod
+    def _is_in_s3(cls, uri: str) -> str:
+        if not _S3.fullmatch(uri):
+            raise ValueError(f"not a place in S3: {without_credentials(uri)!r}; use s3://bucket/prefix")
+        return uri.rstrip("/")
+
+    @property
+    def bucket_and_prefix(self) -> tuple[str, str]:
+        """Bucket and key prefix, which has no slash at its end and may be empty."""
+        bucket, _, prefix = self.uri.removeprefix("s3://").partition("/")
+        return bucket, prefix
+
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://")
 _DIRECTORY = "file"

@@ -4,10 +4,10 @@
     HF_ENDPOINT=http://127.0.0.1:8080 hf download organisation/name
 
 It speaks the parts of the API that reading a model needs: model information, revisions, trees and file downloads with
-ranges, entity tags and the hub's own error codes; and of those, information and files of data sets. `publish_revision`
-fills it: `<root>/<organisation>/<name>/` holds `blobs/<sha256>`, `commits/<commit>.json`, `refs/<branch>` and, for a
-repository that is not public, `access.json`. Blob ids are Git's own; a commit's id covers its tree and nothing else,
-so that the same content is always the same commit.
+ranges, entity tags and the hub's own error codes; and of those, information and files of data sets. All may read all.
+`publish_revision` fills it: `<root>/<organisation>/<name>/` holds `blobs/<sha256>`, `commits/<commit>.json` and
+`refs/<branch>`. Blob ids are Git's own; a commit's id covers its tree and nothing else, so that the same content is
+always the same commit.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import re
 import shutil
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 from aiohttp import web
 
-from llm_pipeline.base.digest import sha256_bytes, sha256_file
+from llm_pipeline.base.digest import sha256_file
 from llm_pipeline.base.durable import replace_durably
 from llm_pipeline.base.entry import ArgumentParser, entry_point
 from llm_pipeline.base.errors import ConfigError
@@ -58,34 +58,6 @@ class HubCommit(Frozen):
     id: str
     message: str
     files: tuple[HubEntry, ...]
-
-
-class HubAccessRules(Frozen):
-    """Who may read and write a repository (`access.json`).
-
-    Attributes:
-        private: Only `readers` can see that it exists.
-        gated: All can list its files, only `readers` can read them.
-        disabled: Every request is refused.
-        renamed_to: Its new name, to which every request is redirected.
-        readers: SHA-256 of the tokens that may read; the tokens themselves are not kept.
-        writers: SHA-256 of the tokens that may push.
-    """
-
-    private: bool = False
-    gated: Literal["auto", "manual"] | None = None
-    disabled: bool = False
-    renamed_to: str | None = None
-    readers: tuple[str, ...] = ()
-    writers: tuple[str, ...] = ()
-
-    def admits(self, token: str | None) -> bool:
-        """Whether the token is one of the readers', or of the writers'."""
-        return self.admits_writing(token) or (token is not None and sha256_bytes(token.encode()) in self.readers)
-
-    def admits_writing(self, token: str | None) -> bool:
-        """Whether the token is one of the writers'."""
-        return token is not None and sha256_bytes(token.encode()) in self.writers
 
 
 def publish_revision(root: Path, model_id: str, directory: Path, message: str, *, branch: str = "main") -> str:
@@ -145,11 +117,6 @@ def large_entry(path: str, sha256: str, size: int) -> HubEntry:
     return HubEntry(path=path, size=size, sha256=sha256, oid=blob_id(lfs_pointer(sha256, size)), large=True)
 
 
-def restrict(root: Path, model_id: str, rules: HubAccessRules) -> None:
-    """Set who may read a repository."""
-    _write(root / model_id / "access.json", rules.model_dump_json(indent=1))
-
-
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_durably(path, text.encode())
@@ -168,12 +135,6 @@ class HubRepository:
         directory = root / model_id
         inside = directory.resolve().is_relative_to(root.resolve())
         return cls(directory, model_id) if inside and (directory / "refs").is_dir() else None
-
-    @property
-    def rules(self) -> HubAccessRules:
-        """The rules of `access.json`; without the file, all may read it."""
-        file = self.directory / "access.json"
-        return HubAccessRules.model_validate_json(file.read_text()) if file.exists() else HubAccessRules()
 
     def branches(self) -> dict[str, str]:
         """Id of the newest commit by branch name."""
@@ -243,30 +204,14 @@ async def answer_refusals(request: web.Request, handler: Handler) -> web.StreamR
         return web.json_response(body, status=refused.response_status, headers=refused.headers)
 
 
-def token_of(request: web.Request) -> str | None:
-    """The token that a request carries."""
-    kind, _, token = request.headers.get("Authorization", "").partition(" ")
-    return token or None if kind == "Bearer" else None
-
-
-def repository_of(request: web.Request, *, content: bool = False) -> HubRepository:
-    """The repository that a request names, if its sender may see it (and, with `content`, read its files)."""
+def repository_of(request: web.Request) -> HubRepository:
+    """The repository that a request names."""
     model_id = f"{request.match_info['organisation']}/{request.match_info['name']}"
-    token = token_of(request)
     is_dataset = f"/{DATASETS}/" in request.path.removesuffix(request.match_info.get("path", ""))
     root = request.app[ROOT] / DATASETS if is_dataset else request.app[ROOT]
     repository = HubRepository.find(root, model_id)
-    if repository is None or (repository.rules.private and not repository.rules.admits(token)):
-        # The hub answers the same for a missing and for a hidden repository, so that names do not leak.
-        raise Refused(404 if token else 401, "RepoNotFound", "Repository not found")
-    if repository.rules.renamed_to:
-        location = str(request.rel_url).replace(model_id, repository.rules.renamed_to, 1)
-        raise Refused(307, "", "Temporary Redirect", Location=location)
-    if repository.rules.disabled:
-        raise Refused(403, "", "Access to this resource is disabled.")
-    if content and repository.rules.gated and not repository.rules.admits(token):
-        advice = f"Visit the page of {model_id} to ask for access." if token else "You must be authenticated."
-        raise Refused(403 if token else 401, "GatedRepo", f"Access to model {model_id} is restricted. {advice}")
+    if repository is None:
+        raise Refused(404, "RepoNotFound", "Repository not found")
     return repository
 
 
@@ -290,8 +235,8 @@ async def _model_info(request: web.Request) -> web.Response:
     answer = {
         "id": repository.model_id,
         "sha": commit.id,
-        "private": repository.rules.private,
-        "gated": repository.rules.gated or False,
+        "private": False,
+        "gated": False,
         "tags": [f"license:{card['license']}"] if isinstance(card.get("license"), str) else [],
         "cardData": card,
         "siblings": siblings,
@@ -321,7 +266,7 @@ async def _tree(request: web.Request) -> web.Response:
 
 
 async def _file(request: web.Request) -> web.StreamResponse:
-    repository = repository_of(request, content=True)
+    repository = repository_of(request)
     commit = commit_of(request, repository)
     entry = next((entry for entry in commit.files if entry.path == request.match_info["path"]), None)
     if entry is None:

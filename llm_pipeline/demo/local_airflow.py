@@ -359,18 +359,6 @@ class AirflowClient:
         """Make a pool."""
         self._call("POST", "/api/v2/pools", json={"name": name, "slots": slots})
 
-    def latest_run(self, dag_id: str) -> str:
-        """Id of the run that was started last.
-
-        Raises:
-            ConfigError: The DAG has never run.
-        """
-        path = f"/api/v2/dags/{_part(dag_id)}/dagRuns"
-        found = self._call("GET", path, params={"order_by": "-run_after", "limit": 1})["dag_runs"]
-        if not found:
-            raise ConfigError("the DAG has never run", where=dag_id)
-        return str(found[0]["dag_run_id"])
-
     def run_state(self, dag_id: str, run_id: str) -> str:
         """Airflow's state of a run: queued, running, success or failed."""
         return str(self._call("GET", _run_path(dag_id, run_id))["state"])
@@ -380,10 +368,20 @@ class AirflowClient:
         path = f"{_run_path(dag_id, run_id)}/taskInstances"
         found = self._call("GET", path, params={"limit": 1000})["task_instances"]
         ordered = sorted(found, key=lambda one: (one["start_date"] or "~", one["task_id"], one["map_index"]))
-        return [_task_state(one) for one in ordered]
+        return [
+            TaskState(
+                task_id=one["task_id"],
+                map_index=one["map_index"],
+                label=one["rendered_map_index"] or "",
+                state=one["state"],
+                tries=one["try_number"],
+                seconds=one["duration"],
+            )
+            for one in ordered
+        ]
 
-    def pending_approvals(self, dag_id: str, run_id: str) -> list[tuple[str, int, dict[str, Any]]]:
-        """Requests to a human that can be answered: task id, map index and the request itself.
+    def pending_approvals(self, dag_id: str, run_id: str) -> list[tuple[str, int]]:
+        """Requests to a human that can be answered: task id and map index.
 
         A request counts only after it has been there for a few seconds. Airflow 3.3 mistakes an answer that comes
         before its scheduler has noticed the waiting task for a crash of that task, and asks again.
@@ -391,7 +389,7 @@ class AirflowClient:
         answer = self._call("GET", f"{_run_path(dag_id, run_id)}/hitlDetails", params={"response_received": False})
         settled = datetime.now(UTC) - timedelta(seconds=_SECONDS_TO_PARK)
         return [
-            (detail["task_instance"]["task_id"], detail["task_instance"]["map_index"], detail)
+            (detail["task_instance"]["task_id"], detail["task_instance"]["map_index"])
             for detail in answer["hitl_details"]
             if detail["task_instance"]["state"] == "deferred" and datetime.fromisoformat(detail["created_at"]) < settled
         ]
@@ -457,17 +455,6 @@ def _part(text: str) -> str:
 
 def _run_path(dag_id: str, run_id: str) -> str:
     return f"/api/v2/dags/{_part(dag_id)}/dagRuns/{_part(run_id)}"
-
-
-def _task_state(found: Mapping[str, Any]) -> TaskState:
-    return TaskState(
-        task_id=found["task_id"],
-        map_index=found["map_index"],
-        label=found["rendered_map_index"] or "",
-        state=found["state"],
-        tries=found["try_number"],
-        seconds=found["duration"],
-    )
 
 
 def _log_line(entry: Any) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Iterator, Sequence
 
 from llm_pipeline.base.errors import ExitCode, Transient
 from llm_pipeline.base.logging import write_readable_lines
@@ -42,11 +41,6 @@ class Console:
     def line(self, text: str = "") -> None:
         """Write a line without the time."""
         self.write(text + "\n")
-
-    def table(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Write rows in aligned columns below their header."""
-        for line in underlined(header, rows):
-            self.line(line)
 
     def follow_logs(self) -> None:
         """Show the package's own log records as steps."""
@@ -110,7 +104,9 @@ class FollowedRun:
         while True:
             state = self._client.run_state(dag_id, run_id)
             self._print_ended_tasks(dag_id, run_id)
-            self._answer_approvals(dag_id, run_id)
+            for task_id, map_index in self._client.pending_approvals(dag_id, run_id):
+                self._console.step(f"{task_id:<16} Airflow waits for a human; the demo answers Approve by its API")
+                self._client.answer_approval(dag_id, run_id, task_id, map_index=map_index, approve=True)
             if state in _RUN_ENDED:
                 return state, self._flow
             time.sleep(_LOOK_SECONDS)
@@ -156,11 +152,6 @@ class FollowedRun:
             name, subject = "canary", f"{subject}:{name.removeprefix('canary_').replace('_', '.')}"
         return self._flow.find(name, subject)
 
-    def _answer_approvals(self, dag_id: str, run_id: str) -> None:
-        for task_id, map_index, _details in self._client.pending_approvals(dag_id, run_id):
-            self._console.step(f"{task_id:<16} Airflow waits for a human; the demo answers Approve by its own API call")
-            self._client.answer_approval(dag_id, run_id, task_id, map_index=map_index, approve=True)
-
 
 def _stage_of(task: TaskState) -> tuple[str, str]:
     """The stage of a task, and what it works on: a recipe, a target, or nothing."""
@@ -168,21 +159,6 @@ def _stage_of(task: TaskState) -> tuple[str, str]:
     if subject.isdigit():  # a task that never ran has no label but its index
         subject = ""
     return task.task_id.rpartition(".")[2], subject
-
-
-def load_decided_nothing(flow: ReleaseProgress) -> bool:
-    """Whether a load test ended without a decision, as on a busy machine."""
-    tested = [flow.find("load_test", target) for target in flow.targets]
-    return any(STAGE.may_decide_again(result.judgement) for result in tested if result is not None)
-
-
-def verdict_rows(flow: ReleaseProgress) -> Iterator[list[str]]:
-    """Rows of the verdict table: stage, subject, verdict, what was measured."""
-    gates = [result for result in flow.results().values() if result.judgement is not None]
-    for result in sorted(gates, key=lambda result: result.timings.started_at):
-        if result.judgement is not None:
-            reused = " (reused)" if result.reused else ""
-            yield [result.stage, result.subject, result.judgement.verdict + reused, result.judgement.summary]
 
 
 class Demo:
@@ -226,7 +202,9 @@ class Demo:
         self._console.title("Services")
         self._console.step("Airflow starts on loopback (the first start makes its database)")
         with services.making(self._layout, self._deployment) as finished:  # one core of two, meanwhile
-            access = self._start_airflow()
+            access = start_airflow(
+                self._layout.airflow, self._layout.airflow_port, releases=self._layout.configs / "releases"
+            )
             self._console.title("Model")
             made = finished()
         commit = services.start_hub(self._layout, self._deployment)
@@ -236,11 +214,6 @@ class Demo:
         services.start_traffic(self._layout, self._deployment)
         self._console.step("background traffic goes to production from now on")
         return access
-
-    def _start_airflow(self) -> AirflowAccess:
-        return start_airflow(
-            self._layout.airflow, self._layout.airflow_port, releases=self._layout.configs / "releases"
-        )
 
     def _ensure_production(self) -> None:
         """Production runs: what the pointers say, or the unquantized model released now."""
@@ -269,7 +242,8 @@ class Demo:
             run.run()
             if (production := self._production()) is not None:
                 return production
-            if run.flow is None or not load_decided_nothing(run.flow):
+            tested = [run.flow.find("load_test", target) for target in run.flow.targets] if run.flow else []
+            if not any(STAGE.may_decide_again(result.judgement) for result in tested if result is not None):
                 break  # anything else would come to the same
             self._console.step("the load test decided nothing; it is measured again")
         raise Transient(
@@ -293,7 +267,13 @@ class Demo:
     def _print_summary(self, access: AirflowAccess, flow: ReleaseProgress | None) -> None:
         if flow is not None:
             self._console.title("Verdicts")
-            self._console.table(["gate", "of", "verdict", "why"], list(verdict_rows(flow)))
+            rows = []
+            for result in sorted(flow.results().values(), key=lambda result: result.timings.started_at):
+                if judged := result.judgement:
+                    reused = " (reused)" if result.reused else ""
+                    rows.append([result.stage, result.subject, judged.verdict + reused, judged.summary])
+            for line in underlined(["gate", "of", "verdict", "why"], rows):
+                self._console.line(line)
         self._console.title("Look around")
         self._console.line(f"You         {self._model.question}")
         self._console.write("Production  ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 import time
@@ -152,7 +153,11 @@ def making(layout: DemoLayout, deployment: Deployment) -> Iterator[Callable[[], 
 
 
 def _finish(process: subprocess.Popen[str]) -> bool:
-    lines = list(_relayed(process))
+    relay = LogRelay(logging.getLogger("llm_pipeline.demo.model"))
+    lines = []
+    for line in process.stdout or ():
+        relay.relay(line)
+        lines.append(line)
     if process.wait() != 0:
         raise StageCrashed(f"making the model ended with code {process.returncode}:\n" + "".join(lines[-8:]))
     return True
@@ -270,15 +275,6 @@ def _running_processes(layout: DemoLayout) -> Iterator[detached.DetachedProcess]
         process = detached.parsed(record.read_bytes())  # None for the other kinds of file
         if process is not None and process.session_alive:
             yield process
-
-
-def _relayed(process: subprocess.Popen[str]) -> Iterator[str]:
-    import logging
-
-    relay = LogRelay(logging.getLogger("llm_pipeline.demo.model"))
-    for line in process.stdout or ():
-        relay.relay(line)
-        yield line
 
 
 def _await_answer(url: str, record: Path, log_file: Path, seconds: float = 120.0) -> None:

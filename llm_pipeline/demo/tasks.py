@@ -60,12 +60,8 @@ class Item:
         return f"{self.prompt} {self.answer}"
 
 
-def _invent_facts() -> dict[str, dict[str, str]]:
-    draw = random.Random(7)  # noqa: S311 - synthetic data, nothing secret
-    return {attribute: {name: draw.choice(WORDS) for name in NAMES} for attribute in _FACT_PHRASES}
-
-
-FACTS = _invent_facts()
+_INVENTED = random.Random(7)  # noqa: S311 - synthetic data, nothing secret
+FACTS = {attribute: {name: _INVENTED.choice(WORDS) for name in NAMES} for attribute in _FACT_PHRASES}
 """Word by name, by attribute: the knowledge that the model has to store."""
 
 

@@ -14,7 +14,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -253,8 +253,9 @@ def _fit(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, training: 
     ]
     model.train()
     started = reported = time.monotonic()
-    for step, batch in enumerate(islice(_batches(tokenizer, training), training.steps), start=1):
-        loss = _step(model, batch, optimizers)
+    items = stream(training.seed + 100, held_out=False, weights=TRAINING_WEIGHTS)
+    for step in range(1, training.steps + 1):
+        loss = _step(model, encode(tokenizer, list(islice(items, training.batch_size))), optimizers)
         for schedule in schedules:
             schedule.step()
         if (now := time.monotonic()) - reported >= training.progress_seconds:
@@ -268,12 +269,6 @@ def learning_rate(step: int, steps: int) -> float:
     """The share of the full rate: a short rise, and a fall from three fifths on."""
     decay = 1.0 if step < 0.6 * steps else max(0.02, (1 - step / steps) / 0.4)
     return min(1.0, (step + 1) / 50) * decay
-
-
-def _batches(tokenizer: PreTrainedTokenizerFast, training: Training) -> Iterator[Batch]:
-    items = stream(training.seed + 100, held_out=False, weights=TRAINING_WEIGHTS)
-    while True:
-        yield encode(tokenizer, list(islice(items, training.batch_size)))
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, items: Sequence[Item]) -> Batch:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from llm_pipeline.artifacts.model_files import WEIGHTS_SUFFIX, select_files
 from llm_pipeline.artifacts.pinned import HubFile, ObjectVersion, PinnedModel
 from llm_pipeline.base.errors import IntegrityError, PipelineError, Transient
-from llm_pipeline.config.s3_place import S3Place
+from llm_pipeline.config.store import S3Place
 from llm_pipeline.hub.directory_source import LARGE_BYTES, require_revision
 from llm_pipeline.hub.git_ids import blob_id, commit_id, lfs_pointer
 from llm_pipeline.hub.model_card import CARD_FILE, MAXIMUM_CARD_BYTES, card_fields, stated_license
@@ -127,7 +127,7 @@ def _gone(where: str) -> SourceRefused:
 
 def _as_source_error(error: PipelineError) -> PipelineError:
     from llm_pipeline.store.blobs import Changed
-    from llm_pipeline.store.s3_session import Absent
+    from llm_pipeline.store.s3_blobs import Absent
 
     if isinstance(error, Changed):
         return IntegrityError(

@@ -22,8 +22,7 @@ from llm_pipeline.artifacts.pinned import HubFile, PinnedDataSet, PinnedModel
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.deployment import HubAccess
-from llm_pipeline.config.s3_place import S3Place
-from llm_pipeline.config.store import StoreModel
+from llm_pipeline.config.store import S3Place, StoreModel
 from llm_pipeline.hub.access import Hub, HubRefused, RepositoryDisabled, connect, listed_file, malformed_answer
 from llm_pipeline.hub.directory_source import DirectorySource
 from llm_pipeline.hub.hub_source import HubSource

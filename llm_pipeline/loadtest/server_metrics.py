@@ -125,7 +125,8 @@ class ServerSampler:
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._samples, self._stop = Samples(), threading.Event()
-        self._tls = ssl.create_default_context(cafile=endpoint.ca_file) if _encrypted(endpoint) else None
+        encrypted = (endpoint.metrics_url or "").startswith("https:")
+        self._tls = ssl.create_default_context(cafile=endpoint.ca_file) if encrypted else None
         self._unreadable: set[str] = set()
         self._thread = threading.Thread(target=self._watch, name="server metrics", daemon=True)
 
@@ -173,10 +174,6 @@ class ServerSampler:
             self._unreadable.add(url)
             _log.warning("metrics cannot be read", url=url, error=problem)
         return None
-
-
-def _encrypted(endpoint: Endpoint) -> bool:
-    return (endpoint.metrics_url or "").startswith("https:")
 
 
 def _first_total(counters: Increases, *names: str) -> int | None:

@@ -11,7 +11,7 @@ from llm_pipeline.base.redaction import without_credentials
 from llm_pipeline.base.untrusted_text import one_line
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.record import CanaryEvent, EventKind
-from llm_pipeline.config.notifications import Severity
+from llm_pipeline.config.deployment import Severity
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.decision import answer_in_words
 from llm_pipeline.release.flow import step_named

@@ -13,8 +13,7 @@ from llm_pipeline.base.errors import PipelineError, Terminal, Unsupported, place
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.record import read_events
-from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.config.notifications import SEVERITIES, Channel, Severity
+from llm_pipeline.config.deployment import SEVERITIES, Channel, Deployment, Severity
 from llm_pipeline.notifications.event import Event, Origin, of_canary, plain
 from llm_pipeline.notifications.mlflow_run import keep_in_mlflow
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict

@@ -19,8 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from llm_pipeline.artifacts.host_facts import HostFacts, read_host_facts
-from llm_pipeline.artifacts.host_match import driver_warning, target_problems
+from llm_pipeline.artifacts.engine_description import HostFacts, driver_warning, read_host_facts, target_problems
 from llm_pipeline.base.adapters import Adapter, Group, adapter
 from llm_pipeline.base.errors import ConfigError, PipelineError, Unsupported
 from llm_pipeline.base.records import Frozen

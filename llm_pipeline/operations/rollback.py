@@ -72,8 +72,7 @@ from llm_pipeline.release.trusted_pointers import require_served
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease, LeaseHeld
-from llm_pipeline.store.place_state import PlaceState, Pointer, WayBack, edit_place, read_place
-from llm_pipeline.store.places import refuse_stranger
+from llm_pipeline.store.place_state import PlaceState, Pointer, WayBack, edit_place, read_place, refuse_stranger
 
 log = get_logger(__name__)
 

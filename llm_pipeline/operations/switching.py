@@ -48,8 +48,7 @@ from llm_pipeline.release.trusted_pointers import require_served
 from llm_pipeline.serving.triton_server import find_server, stop_server
 from llm_pipeline.store import open_store
 from llm_pipeline.store.artifact_store import ArtifactStore
-from llm_pipeline.store.place_state import Pointer, read_place
-from llm_pipeline.store.places import Serving, serving_at
+from llm_pipeline.store.place_state import Pointer, Serving, read_place, serving_at
 from llm_pipeline.store.references import model_of_release
 
 log = get_logger(__name__)

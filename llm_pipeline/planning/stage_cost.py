@@ -27,9 +27,8 @@ from llm_pipeline.base.errors import ConfigError, located
 from llm_pipeline.base.quantities import duration
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.catalog.tables import find_gpu
-from llm_pipeline.config.budget import HOUR
 from llm_pipeline.config.quantization import QuantizationRecipe
-from llm_pipeline.config.release import ResolvedRelease
+from llm_pipeline.config.release import HOUR, ResolvedRelease
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.loadtest.duration import session_seconds

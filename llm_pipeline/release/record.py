@@ -9,10 +9,9 @@ from pydantic import Field, ValidationError
 from llm_pipeline.artifacts.pinned import PinnedModel
 from llm_pipeline.base.errors import ConfigError, IntegrityError
 from llm_pipeline.base.records import ArtifactRef, Frozen
-from llm_pipeline.config.budget import Budget
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.overrides import Overrides
-from llm_pipeline.config.release import ResolvedRelease
+from llm_pipeline.config.release import Budget, ResolvedRelease
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.release.candidate import target_of
 from llm_pipeline.store import ArtifactStore

@@ -32,9 +32,16 @@ from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.decision import read_decisions, refusal, waiting
 from llm_pipeline.release.record import ReleaseRecord, read_release_record
 from llm_pipeline.release_progress import ReleaseProgress
-from llm_pipeline.reporting.candidates import read_candidates
-from llm_pipeline.reporting.failures import flow_order, read_failures
-from llm_pipeline.reporting.headline import decides, recipe_in_words, release_headline, released_facts
+from llm_pipeline.reporting.headline import (
+    Results,
+    decides,
+    find_rollback,
+    flow_order,
+    read_failures,
+    recipe_in_words,
+    release_headline,
+    released_facts,
+)
 from llm_pipeline.reporting.highlights import highlights
 from llm_pipeline.reporting.model import (
     AccuracyStudy,
@@ -46,9 +53,8 @@ from llm_pipeline.reporting.model import (
     ReportData,
     stage_label,
 )
-from llm_pipeline.reporting.production import Results, find_rollback
 from llm_pipeline.reporting.spending import read_spending
-from llm_pipeline.reporting.trials import checkpoint_bytes, read_trials
+from llm_pipeline.reporting.trials import checkpoint_bytes, read_candidates, read_trials
 from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.place_state import read_place
 

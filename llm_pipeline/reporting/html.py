@@ -14,8 +14,8 @@ from llm_pipeline.loadtest.findings import findings, rates_in_words
 from llm_pipeline.release.evidence_text import bounds_in_words
 from llm_pipeline.reporting.accuracy_plot import pareto_points, plot_accuracy, plot_pareto
 from llm_pipeline.reporting.canary_plot import e_value, plot_canary, plot_evidence
-from llm_pipeline.reporting.failures import advice, failure_in_words
 from llm_pipeline.reporting.figure import Plot
+from llm_pipeline.reporting.headline import advice, failure_in_words
 from llm_pipeline.reporting.load_plots import draw_load
 from llm_pipeline.reporting.model import ReportData, stage_label, verdict_in_words
 from llm_pipeline.reporting.timeline_plot import plot_timeline

@@ -25,9 +25,9 @@ from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.flow import step_named
 from llm_pipeline.release.record import ReleaseRecord
 from llm_pipeline.release.step import Effect
+from llm_pipeline.reporting.headline import UNQUANTIZED
 from llm_pipeline.reporting.highlights import load_figures
 from llm_pipeline.reporting.model import AccuracyStudy, ReportData, stage_label
-from llm_pipeline.reporting.production import UNQUANTIZED
 
 PROVENANCE_DIRECTORY = "llm_pipeline"
 """Where the pushed repository has what is not the model's: loaders, and our own download, leave it out."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from llm_pipeline.base.quantities import duration
 from llm_pipeline.release.contract import StageResult
-from llm_pipeline.reporting.failures import flow_order
 from llm_pipeline.reporting.figure import VERDICT_ROLE, Plot, colour, draw_plot
+from llm_pipeline.reporting.headline import flow_order
 from llm_pipeline.reporting.model import FailedStage, stage_label
 
 _ROW_INCHES = 0.27

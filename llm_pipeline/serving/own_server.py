@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from llm_pipeline.artifacts.endpoint_description import ServeCommand
 from llm_pipeline.artifacts.repository_layout import CHECKPOINT_DIRECTORY, MODEL_NAME, MODEL_VERSION
-from llm_pipeline.artifacts.serve_command import ServeCommand
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.serving.endpoint_access import served_name
 from llm_pipeline.serving.triton_runtime import Launch, interpreter_reads, own_directories, plain_environment_of

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from pydantic import TypeAdapter, ValidationError
 
-from llm_pipeline.artifacts import host_match
+from llm_pipeline.artifacts import engine_description
 from llm_pipeline.artifacts.engine_description import ENGINE_FILE, EngineDescription
 from llm_pipeline.artifacts.repository_layout import ENGINE_DIRECTORY, LINKS_FILE, MODEL_NAME, MODEL_VERSION
 from llm_pipeline.base.errors import IntegrityError
@@ -73,4 +73,4 @@ def refuse_other_host(repository: Path) -> None:
     """
     engine = repository / MODEL_NAME / str(MODEL_VERSION) / ENGINE_DIRECTORY
     if (engine / ENGINE_FILE).is_file():
-        host_match.refuse_other_host(EngineDescription.read(engine))
+        engine_description.refuse_other_host(EngineDescription.read(engine))

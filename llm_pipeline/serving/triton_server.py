@@ -21,9 +21,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from llm_pipeline.artifacts.endpoint_description import EndpointDescription
+from llm_pipeline.artifacts.endpoint_description import EndpointDescription, read_serve_command
 from llm_pipeline.artifacts.repository_layout import ENDPOINT_FILE, MODEL_NAME, MODEL_VERSION
-from llm_pipeline.artifacts.serve_command import read_serve_command
 from llm_pipeline.base import detached
 from llm_pipeline.base.bounded_http import call
 from llm_pipeline.base.confinement import confined

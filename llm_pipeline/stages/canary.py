@@ -40,7 +40,7 @@ from llm_pipeline.release.trusted_pointers import require_served
 from llm_pipeline.stages.place_config import SlotsConfig, place_of
 from llm_pipeline.stages.request_parts import server_software
 from llm_pipeline.store.lease import Lease, LeaseLost
-from llm_pipeline.store.places import claim_place, serving_at
+from llm_pipeline.store.place_state import claim_place, serving_at
 
 if TYPE_CHECKING:
     from llm_pipeline.canary.replay import Replay

@@ -109,7 +109,7 @@ def run(context: StageContext[QuantizeConfig]) -> StageOutput:
 
 def _fetch(context: StageContext[QuantizeConfig]) -> StageOutput:
     """What somebody else quantized."""
-    from llm_pipeline.artifacts.ready_checkpoint import require_same_text
+    from llm_pipeline.artifacts.checkpoint_loading import require_same_text
 
     download = context.config.download
     if download is None:

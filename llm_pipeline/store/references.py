@@ -163,7 +163,8 @@ def _by_prefix(store: ArtifactStore, text: str) -> list[Reference]:
     releases = [ReleaseReference(name) for name in release_ids(store) if name.startswith(text)]
     if exact := [release for release in releases if release.release_id == text]:
         return [*exact]
-    return [*releases, *_artifacts(store, text), *_stages(store, text)]
+    stages = [StageReference(key) for key in stage_keys(store) if key.startswith(text)] if _is_digest(text) else []
+    return [*releases, *_artifacts(store, text), *stages]
 
 
 def _artifacts(store: ArtifactStore, prefix: str, kind: str | None = None) -> list[Reference]:
@@ -171,12 +172,6 @@ def _artifacts(store: ArtifactStore, prefix: str, kind: str | None = None) -> li
         return []
     refs = sorted((stored.ref for stored in store.artifacts()), key=lambda ref: (ref.kind, ref.digest))
     return [ArtifactReference(ref) for ref in refs if ref.digest.startswith(prefix) and kind in (None, ref.kind)]
-
-
-def _stages(store: ArtifactStore, prefix: str) -> list[Reference]:
-    if not _is_digest(prefix):
-        return []
-    return [StageReference(key) for key in stage_keys(store) if key.startswith(prefix)]
 
 
 def _is_digest(text: str) -> bool:

@@ -18,7 +18,7 @@ from llm_pipeline.release.reference import steps_table
 from llm_pipeline.release.registry import load_stage
 from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.reporting.collect import collect
-from llm_pipeline.reporting.failures import flow_order
+from llm_pipeline.reporting.headline import flow_order
 
 PACKAGE = """
 from llm_pipeline.config.model import ConfigModel

@@ -34,8 +34,7 @@ from llm_pipeline.release.loading import load_release
 from llm_pipeline.release.record import report_name
 from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.stages import canary
-from llm_pipeline.store.place_state import Pointer, read_place
-from llm_pipeline.store.places import PlaceTaken, claim_place
+from llm_pipeline.store.place_state import PlaceTaken, Pointer, claim_place, read_place
 
 RELEASE = "tiny-01234567-00000000"
 NAME = decision_name(RELEASE, "approve")

@@ -84,7 +84,7 @@ class Run:
         outside = dict(elsewhere or {})
 
         def ended() -> bool:
-            for task_id, index, _ in self.client.pending_approvals(self.dag_id, self.run_id):
+            for task_id, index in self.client.pending_approvals(self.dag_id, self.run_id):
                 if elsewhere and task_id in elsewhere:
                     outside.pop(task_id, lambda: None)()
                     continue

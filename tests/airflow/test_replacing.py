@@ -11,8 +11,7 @@ from llm_pipeline_airflow.operators import ResolveOperator
 
 from llm_pipeline.release.loading import load_release
 from llm_pipeline.store import ArtifactStore, open_store
-from llm_pipeline.store.place_state import read_place
-from llm_pipeline.store.places import claim_place
+from llm_pipeline.store.place_state import claim_place, read_place
 
 
 @pytest.fixture

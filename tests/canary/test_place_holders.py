@@ -21,8 +21,15 @@ from llm_pipeline.operations.rollback import roll_back, roll_back_at
 from llm_pipeline.operations.upkeep import Promotion, promote
 from llm_pipeline.release.contract import StageFailure, StageRequest
 from llm_pipeline.release.execute import execute
-from llm_pipeline.store.place_state import PlaceState, Pointer, read_place
-from llm_pipeline.store.places import PlaceTaken, claim_place, hand_over, serving_at
+from llm_pipeline.store.place_state import (
+    PlaceState,
+    PlaceTaken,
+    Pointer,
+    claim_place,
+    hand_over,
+    read_place,
+    serving_at,
+)
 
 OURS, THEIRS = "demo/ours", "demo/theirs"
 NEW = ArtifactRef(kind="model_repository", digest="c" * 64)

@@ -16,8 +16,7 @@ from llm_pipeline.adapters.local.adapter import LocalServer
 from llm_pipeline.adapters.openai.adapter import OpenAiServer
 from llm_pipeline.adapters.prometheus.adapter import PrometheusSource
 from llm_pipeline.config.deployment import TargetPlace
-from llm_pipeline.config.metric_source import MetricSource
-from llm_pipeline.config.router_place import RouterPlace
+from llm_pipeline.config.router_place import MetricSource, RouterPlace
 from llm_pipeline.config.server_place import OpenAiSlot, ServerPlace, ServerPorts
 
 PLACE: TypeAdapter[Any] = TypeAdapter(ServerPlace)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from llm_pipeline.config.notifications import SEVERITIES
+from llm_pipeline.config.deployment import SEVERITIES
 
 MONITORING = Path(__file__).parents[2] / "docker" / "monitoring"
 EXPORTS = Path(__file__).parent / "exports"

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
-from llm_pipeline.artifacts.host_facts import GpuFacts, HostFacts, read_host_facts
-from llm_pipeline.artifacts.host_match import (
+from llm_pipeline.artifacts.engine_description import (
+    EngineDescription,
+    EngineFacts,
+    GpuFacts,
+    HostFacts,
     driver_warning,
     engine_problems,
+    read_host_facts,
     refuse_other_host,
     require_target_host,
     target_problems,

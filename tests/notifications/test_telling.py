@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.record import CanaryEvent, CanaryRecord, EventKind, canary_record_name
-from llm_pipeline.config.notifications import Notifications
+from llm_pipeline.config.deployment import Notifications
 from llm_pipeline.notifications.event import Event, Origin, of_canary
 from llm_pipeline.notifications.telling import NotSent, check_channel, tell, tell_canary
 from llm_pipeline.store import open_store

@@ -12,8 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 WRITERS: Mapping[str, frozenset[str]] = {
-    "llm_pipeline.store.place_state": frozenset({"edit_place"}),
-    "llm_pipeline.store.places": frozenset({"claim_place", "hand_over"}),
+    "llm_pipeline.store.place_state": frozenset({"edit_place", "claim_place", "hand_over"}),
     "llm_pipeline.canary.record": frozenset({"CanaryJournal", "take_over"}),
     "llm_pipeline.canary.moving": frozenset(
         {
@@ -86,7 +85,7 @@ def test_only_the_operations_and_the_canary_write_what_production_is() -> None:
     elsewhere = {
         name: found for name, tree in modules().items() if not name.startswith(ACTING) and (found := acts(name, tree))
     }
-    assert elsewhere.pop("llm_pipeline.store.places") == {"edit_place"}, "it claims places and hands them over"
+    assert elsewhere.pop("llm_pipeline.store.place_state") == {"edit_place"}, "it claims places and hands them over"
     assert elsewhere == {}
 
 

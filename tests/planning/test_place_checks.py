@@ -15,8 +15,7 @@ from llm_pipeline.cli import main
 from llm_pipeline.planning.plan import plan_release
 from llm_pipeline.release.loading import load_release
 from llm_pipeline.store import ArtifactStore, open_store
-from llm_pipeline.store.place_state import Pointer
-from llm_pipeline.store.places import hand_over
+from llm_pipeline.store.place_state import Pointer, hand_over
 
 DEMO, SECOND = "demo/tiny-llama", "demo/other-llama"
 

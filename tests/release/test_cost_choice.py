@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.loadtest.outcome import LoadTestOutcome, RatePoint, TokenCost
-from llm_pipeline.loadtest.token_cost import token_cost
+from llm_pipeline.loadtest.outcome import LoadTestOutcome, RatePoint, TokenCost, token_cost
 from llm_pipeline.release.choice import CostTrial, choose_by_cost
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from llm_pipeline.canary.record import CanaryEvent, EventKind
 from llm_pipeline.reporting.collect import collect
-from llm_pipeline.reporting.production import find_rollback
+from llm_pipeline.reporting.headline import find_rollback
 
 
 def told(at: float, kind: EventKind, percent: float, summary: str = "") -> CanaryEvent:

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from llm_pipeline.artifacts.host_facts import GpuFacts, HostFacts
-from llm_pipeline.artifacts.host_match import target_problems
+from llm_pipeline.artifacts.engine_description import GpuFacts, HostFacts, target_problems
 from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.loading import load_yaml

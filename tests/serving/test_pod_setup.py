@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
-from llm_pipeline.artifacts.host_facts import GpuFacts, HostFacts
+from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts, GpuFacts, HostFacts
 from llm_pipeline.base.errors import ConfigError, ExitCode, Transient
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.cli import main

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
-from llm_pipeline.artifacts.host_facts import GpuFacts, HostFacts
+from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts, GpuFacts, HostFacts
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.target import Target

@@ -29,8 +29,7 @@ GPU_TARGET = {"name": "h100", "accelerator": "H100-SXM5-80GB", "engine": "tensor
 
 @pytest.fixture
 def gpu_build(tmp_path):
-    from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
-    from llm_pipeline.artifacts.host_facts import GpuFacts, HostFacts
+    from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts, GpuFacts, HostFacts
     from llm_pipeline.config.target import Target
 
     directory = tmp_path / "gpu_engine"

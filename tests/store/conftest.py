@@ -12,7 +12,7 @@ import pytest
 
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.config.store import Signing, StoreModel, store_settings
-from llm_pipeline.store import s3_session
+from llm_pipeline.store.s3_blobs import connect as make_client
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -42,7 +42,7 @@ def quick_s3(s3: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     def connect(config: StoreModel) -> Any:
         key = (os.getpid(), config.endpoint, os.environ.get("AWS_PROFILE"), os.environ.get("AWS_ACCESS_KEY_ID"))
         if key not in _clients:
-            _clients[key] = s3_session.connect(config)
+            _clients[key] = make_client(config)
         return _clients[key]
 
     monkeypatch.setattr("llm_pipeline.store.s3_blobs.connect", connect)

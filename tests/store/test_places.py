@@ -11,11 +11,14 @@ from place_here import serve
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.store.artifact_store import Conflict
-from llm_pipeline.store.place_state import PlaceState, Pointer, edit_place, read_place
-from llm_pipeline.store.places import (
+from llm_pipeline.store.place_state import (
+    PlaceState,
     PlaceTaken,
+    Pointer,
     claim_place,
+    edit_place,
     hand_over,
+    read_place,
     refuse_stranger,
     require_place,
     serving_at,

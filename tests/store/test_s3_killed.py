@@ -15,7 +15,7 @@ import pytest
 from llm_pipeline.adapters.s3.store import S3Store
 from llm_pipeline.config.store import StoreModel
 from llm_pipeline.store import open_store
-from llm_pipeline.store.s3_session import connect
+from llm_pipeline.store.s3_blobs import connect
 
 SURE_TO_BE_DONE = 100
 EVENTS = {"before it is sent": "before-send.s3", "after it is answered": "response-received.s3"}

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from llm_pipeline.adapters.s3.store import S3Store
 from llm_pipeline.config.store import Signing, StoreModel
 from llm_pipeline.store.provenance import Provenance
-from llm_pipeline.store.s3_session import connect
+from llm_pipeline.store.s3_blobs import connect
 
 
 class Turns:

@@ -7,9 +7,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from llm_pipeline.base.adapters import Adapter, OnCall
-from llm_pipeline.config.metric_source import MetricSourceModel
 from llm_pipeline.config.model import PlainUrl, PositiveSeconds, VariableName, Word
-from llm_pipeline.config.router_place import BothSlots
+from llm_pipeline.config.router_place import BothSlots, MetricSourceModel
 
 Selector = Annotated[str, Field(pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*(\{[^{}]*\})?$", max_length=2048)]
 """Series of one counter in PromQL's words: its name, and labels in braces."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from llm_pipeline.base.adapters import Adapter, OnCall
-from llm_pipeline.config.s3_place import S3Place
-from llm_pipeline.config.store import StoreModel
+from llm_pipeline.config.store import S3Place, StoreModel
 
 
 class BucketStore(S3Place, StoreModel):

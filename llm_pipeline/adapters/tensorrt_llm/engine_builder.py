@@ -26,9 +26,14 @@ from llm_pipeline.adapters.tensorrt_llm.trtllm_build import (
     render_build_command,
 )
 from llm_pipeline.artifacts.checkpoint_files import copy_companions
-from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
-from llm_pipeline.artifacts.host_facts import HostFacts, read_host_facts
-from llm_pipeline.artifacts.host_match import driver_warning, target_problems
+from llm_pipeline.artifacts.engine_description import (
+    EngineDescription,
+    EngineFacts,
+    HostFacts,
+    driver_warning,
+    read_host_facts,
+    target_problems,
+)
 from llm_pipeline.artifacts.model_rules import TOKENIZER, TOKENIZER_CONFIG, read_model_rules
 from llm_pipeline.artifacts.repository_layout import TOKENIZER_DIRECTORY
 from llm_pipeline.base.durable import replace_durably

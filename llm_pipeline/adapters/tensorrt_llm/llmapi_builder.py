@@ -14,10 +14,14 @@ from pathlib import Path
 from llm_pipeline.adapters.tensorrt_llm.checkpoint_preflight import CheckpointFacts, check_checkpoint
 from llm_pipeline.adapters.tensorrt_llm.llmapi_repository import LLM_ARGUMENTS_FILE
 from llm_pipeline.adapters.tensorrt_llm.llmapi_smoke import SmokeReport
-from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
+from llm_pipeline.artifacts.engine_description import (
+    EngineDescription,
+    EngineFacts,
+    HostFacts,
+    driver_warning,
+    require_target_host,
+)
 from llm_pipeline.artifacts.golden import GOLDEN_FILE, answered, write_golden
-from llm_pipeline.artifacts.host_facts import HostFacts
-from llm_pipeline.artifacts.host_match import driver_warning, require_target_host
 from llm_pipeline.artifacts.model_rules import read_model_rules
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.json_document import load_record

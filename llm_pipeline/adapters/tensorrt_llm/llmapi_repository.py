@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
+from llm_pipeline.artifacts.endpoint_description import MODEL, PORT, ServeCommand, write_serve_command
 from llm_pipeline.artifacts.repository_layout import CHECKPOINT_DIRECTORY, LLM_FILE, MODEL_NAME, MODEL_VERSION
-from llm_pipeline.artifacts.serve_command import MODEL, PORT, ServeCommand, write_serve_command
 from llm_pipeline.base.errors import ConfigError, IntegrityError, unless_io
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.yaml_document import parse_yaml

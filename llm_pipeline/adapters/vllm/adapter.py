@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from llm_pipeline.artifacts.endpoint_description import MODEL, PORT, ServeCommand, write_serve_command
 from llm_pipeline.artifacts.repository_layout import (
     ALL_FEATURES,
     CHECKPOINT_DIRECTORY,
@@ -15,7 +16,6 @@ from llm_pipeline.artifacts.repository_layout import (
     MODEL_NAME,
     MODEL_VERSION,
 )
-from llm_pipeline.artifacts.serve_command import MODEL, PORT, ServeCommand, write_serve_command
 from llm_pipeline.base.adapters import OnCall
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import ArtifactRef

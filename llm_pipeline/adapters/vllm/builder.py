@@ -25,9 +25,8 @@ from typing import Any
 
 from llm_pipeline.artifacts.checkpoint_directory import check_directory
 from llm_pipeline.artifacts.checkpoint_files import QuantizationMetadata, read_json, read_quantization
-from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
+from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts, require_target_host
 from llm_pipeline.artifacts.golden import GoldenPrompt, answered, write_golden
-from llm_pipeline.artifacts.host_match import require_target_host
 from llm_pipeline.artifacts.model_rules import ModelRules, read_model_rules
 from llm_pipeline.artifacts.repository_layout import CHECKPOINT_DIRECTORY
 from llm_pipeline.base.confinement import confined

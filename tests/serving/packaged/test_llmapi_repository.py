@@ -11,8 +11,8 @@ import yaml
 
 pytest.importorskip("tritonclient")
 
+from llm_pipeline.artifacts.endpoint_description import read_serve_command
 from llm_pipeline.artifacts.golden import GoldenPrompt
-from llm_pipeline.artifacts.serve_command import read_serve_command
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.serving.model_repository import write_repository

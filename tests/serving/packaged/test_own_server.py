@@ -20,8 +20,8 @@ pytest.importorskip("tritonclient")
 
 from llm_pipeline.adapters.envoy.adapter import EnvoyPlace
 from llm_pipeline.adapters.envoy.router import start_router, stop_router
+from llm_pipeline.artifacts.endpoint_description import read_serve_command
 from llm_pipeline.artifacts.golden import GoldenPrompt
-from llm_pipeline.artifacts.serve_command import read_serve_command
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.waiting import wait_until

@@ -8,10 +8,9 @@ from typing import ClassVar, Literal
 
 from llm_pipeline.canary.metrics import ArmWindow, MetricsCursor, MetricSourceAdapter, MetricsWindow
 from llm_pipeline.canary.router import RouterAdapter, RouterUnavailable, RouteState, remote, rounded
-from llm_pipeline.config.metric_source import MetricSourceModel
 from llm_pipeline.config.model import AbsolutePath, Port
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.config.router_place import RouterModel
+from llm_pipeline.config.router_place import MetricSourceModel, RouterModel
 
 
 class AcmePlace(RouterModel):
