@@ -270,8 +270,7 @@ class Parts:
             self.scene.attempt("S3 that refuses", lambda: open_store(self.in_s3).publish("other", directory))
         with socket.socket() as nobody, pytest.MonkeyPatch.context() as patch:
             nobody.bind(("127.0.0.1", 0))
-            for attempts in ("s3_session._ATTEMPTS", "s3_blobs.ATTEMPTS"):
-                patch.setattr(f"llm_pipeline.store.{attempts}", 1)
+            patch.setattr("llm_pipeline.store.s3_blobs.ATTEMPTS", 1)
             dead = self.in_s3.model_copy(update={"endpoint": f"http://127.0.0.1:{nobody.getsockname()[1]}"})
             self.scene.attempt("S3 that is not there", lambda: open_store(dead).publish("dataset", directory))
         self.scene.attempt("store with credentials in its URI", lambda: open_store(STORE_WITH_CREDENTIALS))

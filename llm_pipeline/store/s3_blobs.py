@@ -378,7 +378,6 @@ def _may_pass(error: Exception) -> bool:
 CONNECTIONS = 16
 """Connections that one client keeps open; at least as many as there are threads that use it."""
 
-_ATTEMPTS = 8
 _CONNECT_SECONDS = 10
 
 _REFUSALS = (401, 403)
@@ -443,7 +442,7 @@ def connect(config: S3Place) -> Any:
     from botocore.session import Session
 
     options = Config(
-        retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
+        retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
         connect_timeout=_CONNECT_SECONDS,
         max_pool_connections=CONNECTIONS,
         tcp_keepalive=True,
