@@ -277,11 +277,9 @@ class _Turn:
         return _begin_step(record, record.step_percent)
 
     def _accept(self, record: CanaryRecord, answer: StepApproval, pause: Pause) -> CanaryRecord:
-        """A person lets the step pass. Tests that showed a regression restart, or they would show it for ever."""
+        """A person lets the step pass."""
         tests = tests_of(record)
         requests = tests.step.candidate.requests if tests.step else 0
-        if pause.reason is PauseReason.REGRESSED:
-            record = record.model_copy(update={"analysis": analysis.begin(tests.thresholds, self.plan.policy)})
         record = record.with_event(EventKind.APPROVED, f"go on after step {pause.percent:g} %", by=answer.by)
         return self._pass(record, evidence.accepted(pause.percent, answer.by, requests))
 

@@ -114,7 +114,6 @@ class PauseReason(StrEnum):
     WRONG_SPLIT = "wrong split"
     NO_SOURCE = "no source of metrics"
     UNDECIDED = "undecided"
-    REGRESSED = "regressed"
     APPROVAL = "approval"
 
 
@@ -135,7 +134,7 @@ class Pause(Frozen):
     @property
     def asks(self) -> bool:
         """Whether only a person's answer ends it; other pauses end when their cause is gone."""
-        return self.reason in (PauseReason.UNDECIDED, PauseReason.REGRESSED, PauseReason.APPROVAL)
+        return self.reason in (PauseReason.UNDECIDED, PauseReason.APPROVAL)
 
     @property
     def question(self) -> Question:

@@ -32,8 +32,7 @@ from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.serving.ports import LOOPBACK
 from llm_pipeline.serving.triton_server import find_server
 from llm_pipeline.store.artifact_store import ArtifactStore
-from llm_pipeline.store.place_state import PlaceState, Pointer, read_place
-from llm_pipeline.store.places import Serving, serving_at
+from llm_pipeline.store.place_state import PlaceState, Pointer, Serving, read_place, serving_at
 
 ServerCondition = Literal["answers", "is running but gives no answer", "has ended", "stopped"]
 

@@ -28,8 +28,15 @@ from llm_pipeline.release.trusted_pointers import require_served
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease
-from llm_pipeline.store.place_state import PlaceState, Pointer, edit_place, read_place
-from llm_pipeline.store.places import claim_place, hand_over, require_place
+from llm_pipeline.store.place_state import (
+    PlaceState,
+    Pointer,
+    claim_place,
+    edit_place,
+    hand_over,
+    read_place,
+    require_place,
+)
 
 log = get_logger(__name__)
 

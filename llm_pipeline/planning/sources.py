@@ -31,7 +31,7 @@ from llm_pipeline.release.loading import LoadedRelease
 from llm_pipeline.release.newest import newest_of_config
 from llm_pipeline.release.step import Work
 from llm_pipeline.store import ArtifactStore, open_store
-from llm_pipeline.store.places import PlaceTaken, require_place
+from llm_pipeline.store.place_state import PlaceTaken, require_place
 
 RELEASES_READ = 5
 """Newest releases whose results are read."""

@@ -81,7 +81,9 @@ def address_text(host: str, port: int) -> str:
 
 def bootstrap(directory: Path, place: EnvoyPlace) -> Json:
     """The static part: admin interface on loopback, statistics, limits, and where the dynamic files are."""
-    return _rendered("bootstrap", directory, limits=place.limits, memory_bytes=MEMORY_BYTES, admin_port=place.admin_port)
+    return _rendered(
+        "bootstrap", directory, limits=place.limits, memory_bytes=MEMORY_BYTES, admin_port=place.admin_port
+    )
 
 
 def listeners(directory: Path, place: EnvoyPlace, access_log: Path) -> Json:
