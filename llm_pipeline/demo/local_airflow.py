@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import time
@@ -32,6 +31,7 @@ import httpx
 from llm_pipeline.base import detached
 from llm_pipeline.base.errors import ConfigError, StageCrashed, Transient
 from llm_pipeline.base.logging import get_logger
+from llm_pipeline.serving.ports import require_free_port
 
 log = get_logger(__name__)
 
@@ -75,7 +75,7 @@ def start_airflow(
     environment = _environment(home, port, releases) | dict(settings or {})
     access = AirflowAccess(url=f"http://127.0.0.1:{port}", username=USERNAME, password=_password(home))
     if not _running(home, "api-server"):
-        _require_free(port)
+        require_free_port(port, role="Airflow", what="the demo's Airflow")
     _migrate(home, environment)
     components = {**_COMPONENTS, **(workers or {})}
     for component, arguments in components.items():
@@ -177,17 +177,6 @@ def _record(home: Path, component: str) -> Path:
 def _running(home: Path, component: str) -> bool:
     process = detached.load(_record(home, component))
     return process is not None and process.alive
-
-
-def _require_free(port: int) -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise ConfigError(
-                f"port {port} is taken: {error}", where=f"127.0.0.1:{port}", hint="choose another port for Airflow"
-            ) from error
 
 
 def _migrate(home: Path, environment: Mapping[str, str]) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from llm_pipeline.accuracy.evaluation import EvaluationSummary, read_summary
@@ -22,7 +21,7 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.timeline import ArmPoint, TimelinePoint, read_timeline
 from llm_pipeline.canary.timeline import read_summary as read_step_summary
 from llm_pipeline.config.policy import LoadTestPolicy
-from llm_pipeline.loadtest.outcome import LoadTestOutcome, deciding_windows, read_outcome
+from llm_pipeline.loadtest.outcome import deciding_windows, read_outcome
 from llm_pipeline.loadtest.records import Records, join, read_records
 from llm_pipeline.planning.memory import climbing_order
 from llm_pipeline.planning.stage_cost import PlannedStage, TotalCost
@@ -126,20 +125,14 @@ def read_load(directory: Path, target: str, policy: LoadTestPolicy) -> LoadStudy
         IntegrityError: The outcome is missing, or it or the records are damaged.
     """
     outcome = read_outcome(directory)
-    records = _deciding_records(directory, outcome)
-    return LoadStudy(
-        target=target, policy=policy, outcome=outcome, curves=tuple(_curves(records.judged)) if records else ()
-    )
-
-
-def _deciding_records(directory: Path, outcome: LoadTestOutcome) -> Records | None:
-    """The requests behind the verdict, all windows together; None when they were not kept."""
     paths = [directory / f"{window.name}.csv.gz" for window in deciding_windows(outcome)]
     kept = [read_records(path) for path in paths if path.exists()]
-    return join(kept) if kept else None
+    curves = tuple(_curves(join(kept).judged)) if kept else ()
+    return LoadStudy(target=target, policy=policy, outcome=outcome, curves=curves)
 
 
 def _curves(records: Records) -> Iterator[LatencyCurve]:
+    """The empirical distributions; requests without an answer keep them below one."""
     answered, several = records.answered, records["output_tokens"] > 1
     every = np.ones_like(answered)
     for name, seconds, asked in (
@@ -148,18 +141,11 @@ def _curves(records: Records) -> Iterator[LatencyCurve]:
         ("time per output token", records.time_per_output_token_seconds, several),
         ("longest stall", records["longest_gap_seconds"], several),
     ):
-        yield from _curve(name, seconds[answered & asked], int(asked.sum()))
-
-
-def _curve(name: str, seconds: NDArray[np.float64], asked: int) -> Iterator[LatencyCurve]:
-    """The empirical distribution; requests without an answer keep it below one."""
-    values = 1e3 * np.sort(seconds[seconds > 0.0])
-    if not values.size:
-        return
-    picks = np.unique(np.linspace(0, values.size - 1, MOST_SAMPLES).astype(int))
-    yield LatencyCurve(
-        name=name, milliseconds=tuple(values[picks].tolist()), shares=tuple(((picks + 1) / asked).tolist())
-    )
+        values = 1e3 * np.sort(seconds[answered & asked & (seconds > 0.0)])
+        if values.size:
+            picks = np.unique(np.linspace(0, values.size - 1, MOST_SAMPLES).astype(int))
+            shares = (picks + 1) / int(asked.sum())
+            yield LatencyCurve(name=name, milliseconds=tuple(values[picks].tolist()), shares=tuple(shares.tolist()))
 
 
 PartT = TypeVar("PartT")
@@ -190,7 +176,8 @@ class _Collector:
         record, results = self._record, self._results
         targets = [target.name for target in record.release.targets]
         pointers = {name: read_place(self._store, record.place_of(name)).of(record.model.id) for name in targets}
-        loads, canaries = self._loads(targets), self._canaries(targets)
+        loads = tuple(filter(None, map(self._load, targets)))
+        canaries = tuple(filter(None, map(self._canary, targets)))
         failures = read_failures(self._store, record.release_id, results, self._gaps)
         before = self._summary("baseline", "")
         decisions = self._try("decisions", lambda: read_decisions(self._store, record.release_id))
@@ -330,9 +317,6 @@ class _Collector:
                 studies.append(study)
         return tuple(studies)
 
-    def _loads(self, targets: list[str]) -> tuple[LoadStudy, ...]:
-        return tuple(study for target in targets if (study := self._load(target)) is not None)
-
     def _load(self, target: str) -> LoadStudy | None:
         directory = self._directory("load_test", target, "load_test")
         if directory is None:
@@ -340,9 +324,6 @@ class _Collector:
         return self._try(
             f"load test on {target}", lambda: read_load(directory, target, self._record.release.policy.load_test)
         )
-
-    def _canaries(self, targets: list[str]) -> tuple[CanaryStudy, ...]:
-        return tuple(study for target in targets if (study := self._canary(target)) is not None)
 
     def _canary(self, target: str) -> CanaryStudy | None:
         steps = [r for r in _by_start(self._results) if r.stage == "canary" and r.subject.split(":")[0] == target]

@@ -50,6 +50,15 @@ _STYLE: dict[str, Any] = {
     "grid.linewidth": 0.7,
     "legend.frameon": False,
     "hatch.linewidth": 1.2,
+    "text.color": _COLOURS["ink"],
+    "axes.titlecolor": _COLOURS["ink"],
+    "axes.labelcolor": _COLOURS["muted"],
+    "axes.edgecolor": _COLOURS["muted"],
+    "xtick.color": _COLOURS["muted"],
+    "ytick.color": _COLOURS["muted"],
+    "grid.color": _COLOURS["grid"],
+    "axes.facecolor": "none",
+    "legend.labelcolor": _COLOURS["ink"],
 }
 
 
@@ -103,7 +112,7 @@ def draw_plot(
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    with mpl.rc_context({**_STYLE, **_coloured_style()}):
+    with mpl.rc_context(_STYLE):
         figure = Figure(figsize=size, layout="constrained")
         figure.patch.set_alpha(0.0)
         draw(figure)
@@ -111,21 +120,6 @@ def draw_plot(
         FigureCanvasSVG(figure).print_svg(stream, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     prefix = re.sub(r"[^A-Za-z0-9]+", "-", name)
     return Plot(name, title, description, _inline(stream.getvalue(), prefix, title, description))
-
-
-def _coloured_style() -> dict[str, str]:
-    ink, muted = colour("ink"), colour("muted")
-    return {
-        "text.color": ink,
-        "axes.titlecolor": ink,
-        "axes.labelcolor": muted,
-        "axes.edgecolor": muted,
-        "xtick.color": muted,
-        "ytick.color": muted,
-        "grid.color": colour("grid"),
-        "axes.facecolor": "none",
-        "legend.labelcolor": ink,
-    }
 
 
 def _inline(svg: str, name: str, title: str, description: str) -> str:

@@ -65,11 +65,11 @@ def release_headline(
         sentence = rollback_in_words(results, pointers, canaries)
     else:
         sentence = _sentence(state, record, results, pointers, gates)
-    return Headline(
-        state=state,
-        verdict=None if state == "failed" else verdict,
-        sentence=_with_failures(state, sentence, failures),
-    )
+    if state == "failed":  # what decided what became of the release comes first
+        return Headline(state=state, verdict=None, sentence=failures_in_words([one for one in failures if one.decides]))
+    if failures:
+        sentence = f"{sentence.rstrip()} {failures_in_words(failures)}"
+    return Headline(state=state, verdict=verdict, sentence=sentence)
 
 
 def _without_recipes(gates: Sequence[StageResult]) -> Verdict | None:
@@ -77,14 +77,6 @@ def _without_recipes(gates: Sequence[StageResult]) -> Verdict | None:
     verdict = worst(gate.judgement.verdict for gate in gates if gate.judgement and gate.stage != "accuracy")
     others = any(gate.stage != "accuracy" for gate in gates)
     return verdict if others and verdict is not Verdict.GO else None
-
-
-def _with_failures(state: State, sentence: str, failures: Sequence[FailedStage]) -> str:
-    """What failed comes first when it decided what became of the release, and last when it did not."""
-    deciding = [failed for failed in failures if failed.decides]
-    if state == "failed":
-        return failures_in_words(deciding)
-    return f"{sentence.rstrip()} {failures_in_words(failures)}" if failures else sentence
 
 
 def _state(
@@ -192,21 +184,16 @@ def released_facts(record: ReleaseRecord, results: Results, pointers: Mapping[st
     for target in release.targets:
         runtime = f" {target.runtime_version}" if target.runtime_version else ""
         facts.append(Fact(label="Target", value=f"{target.name}: {target.accelerator}, {target.engine}{runtime}"))
-        facts += _digests(target.name, results)
+        for stage, name, label in (("build", "engine", "Engine"), ("package", "repository", "Model repository")):
+            result = results.get((stage, target.name))
+            if result and name in result.artifacts:
+                digest = result.artifacts[name].digest
+                facts.append(Fact(label=f"{label}, {target.name}", value=digest, code=True))
         production = pointers.get(target.name, PlaceState()).production
         if production and serves(production, record.release_id, results, target.name):
             since = production.promoted_at.strftime("%Y-%m-%d %H:%M:%S UTC")
             facts.append(Fact(label=f"In production, {target.name}", value=f"slot {production.slot} since {since}"))
     return tuple(facts)
-
-
-def _digests(target: str, results: Results) -> list[Fact]:
-    facts = []
-    for stage, name, label in (("build", "engine", "Engine"), ("package", "repository", "Model repository")):
-        result = results.get((stage, target))
-        if result and name in result.artifacts:
-            facts.append(Fact(label=f"{label}, {target}", value=result.artifacts[name].digest, code=True))
-    return facts
 
 
 _LONGEST_MESSAGE = 320
@@ -254,7 +241,11 @@ def failure_in_words(failed: FailedStage) -> str:
     where = f", at {error.where}" if error.where else ""
     label = stage_label(failed)
     label = label[:1].upper() + label[1:]
-    return f"{label} failed with {error.type}{where}: {_shortened(error.message)} {advice(error)}"
+    message = " ".join(error.message.split())
+    if len(message) > _LONGEST_MESSAGE:
+        message = f"{message[: _LONGEST_MESSAGE - 1]}…"
+    end = "" if message.endswith((".", "!", "?", "…")) else "."
+    return f"{label} failed with {error.type}{where}: {message}{end} {advice(error)}"
 
 
 def failures_in_words(failures: Sequence[FailedStage]) -> str:
@@ -270,15 +261,6 @@ def advice(error: ErrorDocument) -> str:
     if error.hint:
         words = "What to do: " + error.hint.rstrip(".")
     return f"{words} ({runbook(error.type)})."
-
-
-def _shortened(message: str) -> str:
-    line = " ".join(message.split())
-    return _ended(line if len(line) <= _LONGEST_MESSAGE else f"{line[: _LONGEST_MESSAGE - 1]}…")
-
-
-def _ended(text: str) -> str:
-    return text if text.endswith((".", "!", "?", "…")) else f"{text}."
 
 
 UNQUANTIZED = "none"

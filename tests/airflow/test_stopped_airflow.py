@@ -25,7 +25,7 @@ def test_a_port_that_is_taken_is_named(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", PORT + 1))
         taken.listen()
-        with pytest.raises(ConfigError, match=f"port {PORT + 1} is taken"):
+        with pytest.raises(ConfigError, match=f"port {PORT + 1} is in use"):
             start_airflow(tmp_path, PORT + 1)
 
 
