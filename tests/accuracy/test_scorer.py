@@ -239,12 +239,11 @@ def test_a_task_without_a_share_an_item_is_refused_with_advice(checkpoint, tasks
     assert "acc, acc_norm" in refused.value.hint
 
 
-def test_every_item_knows_what_guessing_scores_and_its_cluster(checkpoint, tasks):
+def test_every_item_knows_what_guessing_scores(checkpoint, tasks):
     several = CHOICE | {"task": "several", "doc_to_choice": ["yes", "no", "maybe", "so"], "doc_to_target": "{{[0, 2]}}"}
     write_tasks(tasks, several | {"metric_list": [{"metric": "acc"}]})
     items = asked(checkpoint, tasks, "pick", "say", "several")
     assert {(item.task, item.chance) for item in items} == {("pick", 0.5), ("say", 0.0), ("several", 0.5)}
-    assert {item.cluster for item in items} == {"yes", "no"}
 
 
 def test_the_log_says_how_many_answers_were_cut(checkpoint, tasks, tmp_path):
