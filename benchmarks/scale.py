@@ -88,7 +88,7 @@ work_root: {root}/work
 state_root: {root}/state
 environments: {{ control: {root}/python, model: {root}/python }}
 triton_home: {root}/triton
-guard: {{ schedule: null }}
+guard_schedule: null
 workers:
   quantization: {group}
   targets:

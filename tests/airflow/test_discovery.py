@@ -90,16 +90,21 @@ def test_a_schedule_that_cannot_be_is_named(project, added, mistake):
 
 
 @pytest.mark.parametrize(
-    ("key", "dags"), [("guard", guard_dags), ("verification", verify_dags), ("retention", retention_dags)]
+    ("key", "written", "dags"),
+    [
+        ("guard_schedule", "guard_schedule: every minute", guard_dags),
+        ("verification_schedule", "verification_schedule: every minute", verify_dags),
+        ("retention.schedule", "retention: { schedule: every minute }", retention_dags),
+    ],
 )
-def test_a_schedule_of_a_deployment_that_cannot_be_is_named_and_takes_no_other_dag_along(project, key, dags):
+def test_a_schedule_of_a_deployment_that_cannot_be_is_named_and_takes_no_other_dag_along(project, key, written, dags):
     deployment = project.config.parents[1] / "deployments" / "here.yaml"
     deployment.with_name("there.yaml").write_text(deployment.read_text())
     other = project.config.read_text().replace("deployment: here", "deployment: there")
     project.config.with_name("other.yaml").write_text(other)
-    deployment.write_text(f"{deployment.read_text()}{key}: {{ schedule: every minute }}\n")
+    deployment.write_text(f"{deployment.read_text()}{written}\n")
     assert [name.partition("__")[2] for name in dags((project.config.parent,))] == ["there"]
-    with pytest.raises(ConfigError, match=f"{key}.schedule 'every minute'"):
+    with pytest.raises(ConfigError, match=f"{key} 'every minute'"):
         check_release_configs((project.config.parent,))
 
 
