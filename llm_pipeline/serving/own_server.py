@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from llm_pipeline.artifacts.endpoint_description import ServeCommand
@@ -13,10 +12,6 @@ from llm_pipeline.artifacts.repository_layout import CHECKPOINT_DIRECTORY, MODEL
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.serving.endpoint_access import served_name
 from llm_pipeline.serving.triton_runtime import Launch, interpreter_reads, own_directories, plain_environment_of
-
-_SHOWN_LINES = 12
-_TAIL_BYTES = 256 * 1024
-_ERROR = re.compile(r"\b\w*(Error|Exception)\b: |\berror: ")
 
 
 def prepare_own_server(command: ServeCommand, python: Path, state: Path, *, port: int, digest: str) -> Launch:
@@ -44,12 +39,3 @@ def prepare_own_server(command: ServeCommand, python: Path, state: Path, *, port
         plain_environment_of(python, state) | command.environment,
         interpreter_reads(python),
     )
-
-
-def own_failure(log: Path) -> str:
-    """The lines of its log that explain a failed start: the last errors, else its end."""
-    with log.open("rb") as stream:
-        end = stream.seek(0, 2)
-        stream.seek(max(0, end - _TAIL_BYTES))
-        lines = stream.read().decode(errors="replace").splitlines()
-    return "\n".join(([line for line in lines if _ERROR.search(line)] or lines)[-_SHOWN_LINES:])

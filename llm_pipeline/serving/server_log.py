@@ -14,11 +14,19 @@ _DEATHS = (
 )
 _TAIL_BYTES = 256 * 1024
 _MOST_LINES, _MOST_CHARACTERS = 25, 300
+_ERROR = re.compile(r"\b\w*(Error|Exception)\b: |\berror: ")
+_SHOWN_LINES = 12
 
 
 def failure_lines(log: Path) -> str:
     """The lines that explain a failed start: errors with what belongs to them, else the end of the log."""
     return telling_lines(_end_of(log))
+
+
+def own_failure(log: Path) -> str:
+    """The same of an engine's own server: the last errors, else the end of its log."""
+    lines = _end_of(log).splitlines()
+    return "\n".join(([line for line in lines if _ERROR.search(line)] or lines)[-_SHOWN_LINES:])
 
 
 def engine_death(log: Path) -> str:
@@ -34,6 +42,7 @@ def engine_death(log: Path) -> str:
 
 
 def _end_of(log: Path) -> str:
+    """The end of a log."""
     with log.open("rb") as stream:
         end = stream.seek(0, 2)
         stream.seek(max(0, end - _TAIL_BYTES))

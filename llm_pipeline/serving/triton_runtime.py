@@ -14,7 +14,6 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,16 +55,8 @@ def segment_prefix(state: Path) -> str:
 
 
 def segments(prefix: str) -> list[Path]:
-    """The segments with this prefix that exist now."""
+    """The segments with this prefix that exist now; a killed server leaves them behind."""
     return sorted(_DIRECTORY.glob(f"{prefix}*"))
-
-
-def remove_segments(prefix: str) -> int:
-    """Remove the segments with this prefix, which a killed server leaves behind; returns how many."""
-    found = segments(prefix)
-    for segment in found:
-        segment.unlink(missing_ok=True)
-    return len(found)
 
 
 class Launch(NamedTuple):
@@ -76,8 +67,7 @@ class Launch(NamedTuple):
     readable: tuple[Path, ...]
 
 
-@dataclass(frozen=True)
-class StubInterpreter:
+class StubInterpreter(NamedTuple):
     """The Python that runs `model.py`.
 
     Attributes:
@@ -93,8 +83,7 @@ class StubInterpreter:
     places: tuple[Path, ...]
 
 
-@dataclass(frozen=True)
-class TritonHome:
+class TritonHome(NamedTuple):
     """The directories of a tritonserver installation.
 
     Attributes:
@@ -142,8 +131,14 @@ def inspect_interpreter(python: Path, home: TritonHome) -> StubInterpreter:
         Unsupported: It has no shared libpython, no stub is built for its version, or its numpy is 2 or newer.
     """
     if home.libraries is None:
-        return _installed_interpreter()
+        installed = shutil.which("python3")
+        if installed is None:
+            raise ConfigError("there is no python3 on PATH, and the server's python models run in it", where="PATH")
+        python = Path(installed)
     facts = _interpreter_facts(python.absolute())
+    places = tuple(map(Path, facts["places"]))
+    if home.libraries is None:
+        return StubInterpreter(python, facts["version"], Path(facts["library_directory"]), places)
     where = str(python)
     if not (python.parent / "python3").exists():
         raise ConfigError("its directory has no python3, which the stub looks for", where=where)
@@ -163,7 +158,7 @@ def inspect_interpreter(python: Path, home: TritonHome) -> StubInterpreter:
             where=where,
             hint="install numpy==1.26.4 there (fixed upstream by python_backend pull request 384)",
         )
-    return StubInterpreter(python.absolute(), facts["version"], library_directory, _places_of(facts))
+    return StubInterpreter(python.absolute(), facts["version"], library_directory, places)
 
 
 def prepare_runtime(state: Path, home: TritonHome, interpreter: StubInterpreter) -> None:
@@ -225,8 +220,11 @@ def server_environment(home: TritonHome, interpreter: StubInterpreter, state: Pa
 
     An installed server also gets what its container says of libraries.
     """
-    own = plain_environment_of(interpreter.python, state)
-    return {**own, **_places(home, interpreter), _OWN_SERVER_VARIABLE: "1"}
+    if home.libraries is None:
+        places = {name: os.environ[name] for name in _OF_THE_CONTAINER if name in os.environ}
+    else:
+        places = {"LD_LIBRARY_PATH": f"{interpreter.library_directory}:{home.libraries}"}
+    return {**plain_environment_of(interpreter.python, state), **places, _OWN_SERVER_VARIABLE: "1"}
 
 
 def plain_environment_of(python: Path, state: Path) -> dict[str, str]:
@@ -258,24 +256,6 @@ def interpreter_reads(python: Path) -> tuple[Path, ...]:
     """
     facts = _interpreter_facts(python)
     return tuple(map(Path, filter(None, (facts["library_directory"], *facts["places"]))))
-
-
-def _places(home: TritonHome, interpreter: StubInterpreter) -> dict[str, str]:
-    if home.libraries is None:
-        return {name: os.environ[name] for name in _OF_THE_CONTAINER if name in os.environ}
-    return {"LD_LIBRARY_PATH": f"{interpreter.library_directory}:{home.libraries}"}
-
-
-def _installed_interpreter() -> StubInterpreter:
-    python = shutil.which("python3")
-    if python is None:
-        raise ConfigError("there is no python3 on PATH, and the server's python models run in it", where="PATH")
-    facts = _interpreter_facts(Path(python))
-    return StubInterpreter(Path(python), facts["version"], Path(facts["library_directory"]), _places_of(facts))
-
-
-def _places_of(facts: Mapping[str, Any]) -> tuple[Path, ...]:
-    return tuple(map(Path, facts["places"]))
 
 
 def _interpreter_facts(python: Path) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from llm_pipeline.base.bounded_http import call
 from llm_pipeline.base.confinement import confined
 from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.durable import replace_durably
-from llm_pipeline.base.errors import ConfigError, Terminal, Transient
+from llm_pipeline.base.errors import ConfigError, PipelineError, Terminal, Transient
 from llm_pipeline.base.json_document import load_record
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.plain_environment import gpu_variables
@@ -36,7 +36,8 @@ from llm_pipeline.base.records import Frozen
 from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.server_place import ServerPorts
-from llm_pipeline.serving.endpoint_access import active_requests, served_name
+from llm_pipeline.serving.control import await_no_requests
+from llm_pipeline.serving.endpoint_access import served_name
 from llm_pipeline.serving.openai_process import (
     openai_failure,
     openai_has_ended,
@@ -44,9 +45,9 @@ from llm_pipeline.serving.openai_process import (
     start_openai,
     stop_openai,
 )
-from llm_pipeline.serving.own_server import own_failure, prepare_own_server
+from llm_pipeline.serving.own_server import prepare_own_server
 from llm_pipeline.serving.ports import LOOPBACK, loopback_endpoint, require_free
-from llm_pipeline.serving.server_log import failure_lines
+from llm_pipeline.serving.server_log import failure_lines, own_failure
 from llm_pipeline.serving.slot_fence import FencingToken, admit, exclusive
 from llm_pipeline.serving.triton_runtime import (
     Launch,
@@ -54,8 +55,8 @@ from llm_pipeline.serving.triton_runtime import (
     link_repository,
     open_home,
     prepare_runtime,
-    remove_segments,
     segment_prefix,
+    segments,
     server_environment,
     server_reads,
 )
@@ -134,10 +135,13 @@ class RunningServer(Frozen):
     @property
     def ready(self) -> bool:
         """Whether the server runs and says that its models are loaded, and OpenAI's API is spoken."""
-        loaded = self.alive and (
-            bool(self.own_metrics)
-            or all(_get(self.ports.http, f"/v2/models/{model}/ready")[0] == HTTPStatus.OK for model in self.models)
-        )
+        asked = () if self.own_metrics else self.models
+        try:
+            loaded = self.alive and all(
+                call(f"{self.http_url}/v2/models/{model}/ready", seconds=2.0).status == HTTPStatus.OK for model in asked
+            )
+        except OSError:
+            return False
         return loaded and openai_is_ready(self.ports)
 
 
@@ -181,6 +185,7 @@ def start_server(
     repository, state = repository.resolve(), state.absolute()
     if not (repository / MODEL_NAME / "config.pbtxt").is_file():
         raise ConfigError(f"no model {MODEL_NAME!r} in this repository", where=str(repository))
+    environment_digest = sha256_json(dict(environment or {}))
     with exclusive(state):
         if token:
             admit(state.parent, token)
@@ -189,12 +194,21 @@ def start_server(
                 _log.error("the process that speaks OpenAI's API has ended: starting it again", slot=state.name)
                 start_openai(state, running.ports, running.repository, running.digest)
                 wait_until(lambda: running.ready, wait_seconds)
-            return _same_or_refuse(running, repository, ports, environment)
+            same = (running.repository, running.ports, running.environment_digest)
+            if same == (repository, ports, environment_digest) and running.ready:
+                return running
+            raise SlotBusy(
+                f"http port {running.ports.http} belongs to the running server pid {running.pid}, "
+                f"which serves {running.repository}",
+                where=str(running.process.log.parent),
+                hint="stop that server first",
+            )
         _sweep(state)
         require_free(ports, what=f"triton server for {repository}")
         link_repository(repository, state / "repository", links)
-        _rotate_log(state)
-        models = _models(repository)
+        if (log := state / SERVER_LOG).exists():
+            log.replace(state / "server.previous.log")
+        models = tuple(sorted(path.parent.name for path in repository.glob("*/config.pbtxt")))
         gpus = {} if ports.gpus is None else gpu_variables(ports.gpus)  # else those of this process, maybe not all
         own = read_serve_command(repository)
         if own is not None:
@@ -213,7 +227,7 @@ def start_server(
             f"server {state.name}",
             launch.command,
             state / "process.json",
-            log=state / SERVER_LOG,
+            log=log,
             environment={**launch.environment, **gpus, **(environment or {})},
             directory=state / "repository",
         )
@@ -228,7 +242,7 @@ def start_server(
             process=process,
             models=models,
             own_metrics=own.metrics_path if own is not None else "",
-            environment_digest=_environment_digest(environment),
+            environment_digest=environment_digest,
             started_at=datetime.now(UTC),
         )
         return _await_ready(server, state, wait_seconds)
@@ -284,15 +298,18 @@ def stop_server(state: Path, *, drain_seconds: float = 0, digest: str = "", toke
     with exclusive(state):
         if token:
             admit(state.parent, token)
-        if digest and _serves_another(state, digest):
-            return False
+        if digest:
+            process = detached.load(state / "process.json")
+            named = {served_name(digest), f"--id={served_name(digest)}"}  # its command line has it before it is ready
+            if process is not None and process.session_alive and named.isdisjoint(process.command):
+                return False
         try:
             server = find_server(state)
         except ConfigError as error:  # the process has a record of its own
             _log.warning("a server is stopped without its record", slot=state.name, reason=error.message)
             server = None
         if server and drain_seconds > 0:
-            _drain(server, drain_seconds)
+            await_no_requests(server.endpoint, drain_seconds)
         started = time.monotonic()
         _sweep(state)
         if server:
@@ -300,19 +317,10 @@ def stop_server(state: Path, *, drain_seconds: float = 0, digest: str = "", toke
         return True
 
 
-def _serves_another(state: Path, digest: str) -> bool:
-    """Whether a server of another repository runs or loads here: its command line says so before it is ready."""
-    process = detached.load(state / "process.json")
-    named = {served_name(digest), f"--id={served_name(digest)}"}
-    return process is not None and process.session_alive and named.isdisjoint(process.command)
-
-
-def _models(repository: Path) -> tuple[str, ...]:
-    return tuple(sorted(path.parent.name for path in repository.glob("*/config.pbtxt")))
-
-
 def _command(program: Path, ports: ServerPorts, state: Path, digest: str, models: Sequence[str]) -> list[str]:
-    named = _named_for_shells(state)
+    # The slot's directory as a shell reads it as one word, by which Triton starts the processes of its models. Relative
+    # paths would do, but end those processes; the working directory, below it, is the server's and theirs.
+    named = state if _ONE_WORD.fullmatch(str(state)) else Path("/proc/self/cwd/..")
     runtime = named / "runtime"
     return [
         str(program),
@@ -334,63 +342,28 @@ def _command(program: Path, ports: ServerPorts, state: Path, digest: str, models
     ]
 
 
-def _named_for_shells(state: Path) -> Path:
-    """The slot's directory as a shell reads it as one word, by which Triton starts the processes of its models.
-
-    Relative paths would do, but end those processes; the working directory, below it, is the server's and theirs.
-    """
-    return state if _ONE_WORD.fullmatch(str(state)) else Path("/proc/self/cwd/..")
-
-
-def _same_or_refuse(
-    running: RunningServer, repository: Path, ports: ServerPorts, environment: Mapping[str, str] | None
-) -> RunningServer:
-    same = (running.repository, running.ports, running.environment_digest)
-    if same == (repository, ports, _environment_digest(environment)) and running.ready:
-        return running
-    raise SlotBusy(
-        f"http port {running.ports.http} belongs to the running server pid {running.pid}, "
-        f"which serves {running.repository}",
-        where=str(running.process.log.parent),
-        hint="stop that server first",
-    )
-
-
 def _await_ready(server: RunningServer, state: Path, wait_seconds: float) -> RunningServer:
-    started = time.monotonic()
+    started, log = time.monotonic(), server.process.log
+    where, hint = str(server.repository), f"the whole log is {log}"
+    failure = own_failure if server.own_metrics else failure_lines
     while not server.ready:
+        problem: PipelineError | None = None
         if not server.alive:
+            problem = ServerFailed(f"the server ended while it started:\n{failure(log)}", where=where, hint=hint)
+        elif openai_has_ended(state):
+            said = f"the process that speaks OpenAI's API ended while it started:\n{openai_failure(state)}"
+            problem = ServerFailed(said, where=where)
+        elif time.monotonic() - started > wait_seconds:
+            said = f"the models were not loaded within {wait_seconds:g} s:\n{failure(log)}"
+            problem = Transient(said, where=where, hint=hint)
+        if problem is not None:
             _sweep(state)
-            reason = _failure(server)
-            raise ServerFailed(
-                f"the server ended while it started:\n{reason}", where=str(server.repository), hint=_log_hint(server)
-            )
-        if openai_has_ended(state):
-            _sweep(state)
-            raise ServerFailed(
-                f"the process that speaks OpenAI's API ended while it started:\n{openai_failure(state)}",
-                where=str(server.repository),
-            )
-        if time.monotonic() - started > wait_seconds:
-            _sweep(state)
-            raise Transient(
-                f"the models were not loaded within {wait_seconds:g} s:\n{_failure(server)}",
-                where=str(server.repository),
-                hint=_log_hint(server),
-            )
+            raise problem
         time.sleep(0.05)
     ready = server.model_copy(update={"ready_seconds": round(time.monotonic() - started, 3)})
     replace_durably(state / "server.json", ready.model_dump_json(indent=1).encode())
     _log.info("server ready", slot=state.name, pid=ready.pid, url=ready.http_url, seconds=ready.ready_seconds)
     return ready
-
-
-def _failure(server: RunningServer) -> str:
-    return own_failure(server.process.log) if server.own_metrics else failure_lines(server.process.log)
-
-
-def _log_hint(server: RunningServer) -> str:
-    return f"the whole log is {server.process.log}"
 
 
 def _sweep(state: Path) -> None:
@@ -400,29 +373,5 @@ def _sweep(state: Path) -> None:
         detached.stop(process, grace_seconds=_GRACE_SECONDS)
     for name in ("process.json", "server.json"):
         (state / name).unlink(missing_ok=True)
-    remove_segments(segment_prefix(state))
-
-
-def _drain(server: RunningServer, drain_seconds: float) -> None:
-    deadline = time.monotonic() + drain_seconds
-    while time.monotonic() < deadline and server.alive and active_requests(server.endpoint, seconds=2.0) != 0:
-        time.sleep(0.1)
-
-
-def _get(port: int, path: str) -> tuple[int, str]:
-    """Status and body of a loopback GET; status 0 without an answer."""
-    try:
-        answer = call(f"http://{LOOPBACK}:{port}{path}", seconds=2.0)
-    except OSError:
-        return 0, ""
-    return answer.status, answer.text
-
-
-def _environment_digest(environment: Mapping[str, str] | None) -> str:
-    return sha256_json(dict(environment or {}))
-
-
-def _rotate_log(state: Path) -> None:
-    log = state / SERVER_LOG
-    if log.exists():
-        log.replace(state / "server.previous.log")
+    for segment in segments(segment_prefix(state)):
+        segment.unlink(missing_ok=True)

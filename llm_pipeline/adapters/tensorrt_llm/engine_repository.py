@@ -37,10 +37,10 @@ _TEMPLATES = Path(__file__).parent / "templates"
 _ENGINE = f"{ENGINE_MODEL}/{MODEL_VERSION}/{ENGINE_DIRECTORY}"
 _TOKENIZER = f"{MODEL_NAME}/{MODEL_VERSION}/{TOKENIZER_DIRECTORY}"
 _CODE = {
-    MODEL_NAME: ("engine_tokenizer", "engine_call", "own_server"),
+    MODEL_NAME: ("engine_tokenizer", "engine_call"),
     "preprocessing": ("preprocessing_model", "engine_tokenizer"),
     "postprocessing": ("postprocessing_model", "engine_tokenizer"),
-    "tensorrt_llm_bls": ("bls_model", "engine_call", "own_server", "llm_model_base"),
+    "tensorrt_llm_bls": ("bls_model", "engine_call", "llm_model_base"),
 }
 """Files of `serving/models` by the model that they are copied to."""
 

@@ -1,7 +1,7 @@
 """The model `tensorrt_llm_bls` of the classic set: calls preprocessing, the engine and postprocessing for a request.
 
-This file is copied into a model repository as `tensorrt_llm_bls/1/model.py`, beside `engine_call.py`,
-`own_server.py` and `llm_model_base.py`, and stands alone there. An instance serves a request at a time: there are as
+This file is copied into a model repository as `tensorrt_llm_bls/1/model.py`, beside `engine_call.py` and
+`llm_model_base.py`, and stands alone there. An instance serves a request at a time: there are as
 many as may run side by side. New clients use the model `llm`, which does the same in one process and counts requests.
 
 A stream carries new text, never half a character. Its tokens come over
@@ -19,12 +19,11 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 if TYPE_CHECKING:
-    from llm_pipeline.serving.models import engine_call, own_server
+    from llm_pipeline.serving.models import engine_call
     from llm_pipeline.serving.models import llm_model_base as base
 else:
     import engine_call
     import llm_model_base as base
-    import own_server
 
 TO_PREPROCESSING = {
     "text_input": "QUERY",
@@ -84,7 +83,7 @@ class TritonPythonModel:
             if output["name"] != "text_output"
         }
         self._ranks = {output["name"]: len(output["dims"]) + 1 for output in config["output"]}
-        self._address = own_server.ServerAddress.of_parent()
+        self._port = engine_call.server_port()
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
         """Answer each request through its sender, or with one response where the model is not decoupled."""
@@ -123,7 +122,7 @@ class TritonPythonModel:
             return
         if any(inputs.get(name, np.zeros(1)).any() for name in UNSTREAMED):
             raise base.invalid(f"a stream has no logits: ask for {' and '.join(UNSTREAMED)} without it")
-        yield from self._stream(engine_call.EngineCall(self._address, self._engine, inputs), sender)
+        yield from self._stream(engine_call.EngineCall(self._port, self._engine, inputs), sender)
 
     def _stream(self, call: engine_call.EngineCall, sender: Any) -> Iterator[Any]:
         window = base.TokenWindow()

@@ -1,7 +1,7 @@
 """A streamed call of the model that runs a TensorRT-LLM engine, from another model of the same server.
 
-This file is copied into a model repository beside every `model.py` that needs it, with `own_server.py`, and stands
-alone there: standard library and triton_python_backend_utils.
+This file is copied into a model repository beside every `model.py` that needs it, and stands alone there: standard
+library and triton_python_backend_utils.
 
 The call goes over the server's own HTTP endpoint. The call that Triton offers to its python models makes numpy arrays
 of each response on a thread that does not hold Python's lock (python_backend r24.10 to main of July 2026,
@@ -15,19 +15,22 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import secrets
 from collections import deque
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-if TYPE_CHECKING:
-    from llm_pipeline.serving.models import own_server
-else:
-    import own_server
+
+def server_port() -> int:
+    """The HTTP port of the server that started this process, from its command line: Triton has no API for it."""
+    command = Path(f"/proc/{os.getppid()}/cmdline").read_text(encoding="utf-8", errors="replace")
+    return next(int(word.partition("=")[2]) for word in command.split("\0") if word.startswith("--http-port="))
 
 
 class CallError(Exception):
@@ -41,15 +44,15 @@ class CallError(Exception):
 class EngineCall:
     """A request to the engine's model, whose answers are iterated over once."""
 
-    def __init__(self, address: own_server.ServerAddress, model: str, inputs: Mapping[str, Any]) -> None:
+    def __init__(self, port: int, model: str, inputs: Mapping[str, Any]) -> None:
         """Nothing is sent before the first answer is asked for.
 
         Args:
-            address: Where the model is served.
+            port: Of the server that has the model; see `server_port`.
             model: Name of the engine's model.
             inputs: Arrays by input name, each with a batch of one.
         """
-        self._address, self._model = address, model
+        self._port, self._model = port, model
         self._fields: dict[str, Any] = {name: _values(array) for name, array in inputs.items()}
         self._fields["id"] = str(secrets.randbits(63))
         self._answers = self._exchange(self._fields)
@@ -70,19 +73,19 @@ class EngineCall:
             deque(self._answers, maxlen=0)
 
     def _exchange(self, fields: Mapping[str, Any]) -> Iterator[dict[str, list[Any]]]:
-        for event in _stream(self._address, self._model, fields):
+        for event in _stream(self._port, self._model, fields):
             if "output_ids" in event:  # the last response may only say that it is the last
                 yield {name: value if isinstance(value, list) else [value] for name, value in event.items()}
 
 
-def _stream(address: own_server.ServerAddress, model: str, fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _stream(port: int, model: str, fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The responses to a request as JSON objects, each as it comes; raises `CallError`.
 
     Each request has a connection of its own: a server that stops waits for the idle ones until its time is over.
     """
-    connection = HTTPConnection(address.host, address.port)
+    connection = HTTPConnection("127.0.0.1", port)
     try:
-        connection.request("POST", f"/v2/models/{model}/generate_stream", json.dumps(fields).encode(), address.headers)
+        connection.request("POST", f"/v2/models/{model}/generate_stream", json.dumps(fields).encode())
         response = connection.getresponse()
         if response.status != HTTPStatus.OK:
             raise _refusal(model, response.status, response.read())

@@ -1,7 +1,7 @@
 """The model `llm` of a TensorRT-LLM engine: tokenize, call the model `tensorrt_llm`, detokenize; one decoupled model.
 
 This file is copied into a model repository as `llm/1/model.py`, beside `llm_model_base.py`, `served_model.py`,
-`engine_tokenizer.py`, `engine_call.py`, `own_server.py` and `tokenizer/`. It runs in Triton's stub process and
+`engine_tokenizer.py`, `engine_call.py` and `tokenizer/`. It runs in Triton's stub process and
 therefore stands alone: standard library, numpy, tokenizers and triton_python_backend_utils.
 
 Calls of another model block while it answers, so each request has a thread; `tensorrt_llm` batches them in flight.
@@ -19,13 +19,12 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 if TYPE_CHECKING:
-    from llm_pipeline.serving.models import engine_call, engine_tokenizer, own_server, served_model
+    from llm_pipeline.serving.models import engine_call, engine_tokenizer, served_model
     from llm_pipeline.serving.models import llm_model_base as base
 else:
     import engine_call
     import engine_tokenizer
     import llm_model_base as base
-    import own_server
     import served_model
 
 ENGINE_MODEL = "tensorrt_llm"
@@ -50,7 +49,7 @@ class TritonPythonModel(served_model.ServedModel):
         self.set_up(args)
         self._codec = engine_tokenizer.Codec(Path(__file__).with_name("tokenizer"))
         self._ends = engine_tokenizer.end_tokens(Path(__file__).with_name("engine"))
-        self._address = own_server.ServerAddress.of_parent()
+        self._port = engine_call.server_port()
         self._stopping = threading.Event()
         self._threads = ThreadPoolExecutor(self._limits.accepted, thread_name_prefix="request")
         pb_utils.Logger.log_info(f"llm: tokenizer loaded, end tokens {self._ends}, {self._limits}{self._drill}")
@@ -88,7 +87,7 @@ class TritonPythonModel(served_model.ServedModel):
         live.reply.refuse(refusal)
 
     def _generate(self, live: Live) -> None:
-        call = engine_call.EngineCall(self._address, ENGINE_MODEL, self._inputs(live))
+        call = engine_call.EngineCall(self._port, ENGINE_MODEL, self._inputs(live))
         for outputs in call:
             if self._stopping.is_set() or live.reply.client_left():
                 call.stop()
