@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,15 +30,11 @@ else:
 ENGINE_MODEL = "tensorrt_llm"
 
 
-@dataclass
-class Live:
+@dataclass(eq=False, kw_only=True)
+class Live(base.Live):
     """One request from its acceptance to its last response."""
 
-    reply: base.Reply
-    asked: base.Inputs
-    prompt: list[int]
     seed: int
-    window: base.TokenWindow = field(default_factory=base.TokenWindow)
 
 
 class TritonPythonModel(served_model.ServedModel):
@@ -68,7 +64,8 @@ class TritonPythonModel(served_model.ServedModel):
 
     def _accept(self, request: Any, sender: Any) -> Live:
         asked, prompt = self.read(request, self._codec.encode, self._codec.decode, self._codec.size())
-        return Live(self.reply_to(asked, sender, len(prompt)), asked, prompt, seed=self._drill.seen)
+        reply = self.reply_to(asked, sender, len(prompt))
+        return Live(reply=reply, asked=asked, prompt=prompt, seed=self._drill.seen)
 
     # The request's thread
 
@@ -77,22 +74,17 @@ class TritonPythonModel(served_model.ServedModel):
             self._stopping.wait(self._drill.delay_seconds)
             self._generate(live)
         except engine_call.CallError as error:
-            self._refuse(live, refusal_of(error))
+            self.end(live, refusal_of(error))
         except Exception as error:  # noqa: BLE001 - whatever the called model throws ends this request and no other
             pb_utils.Logger.log_error(f"llm: a request failed: {error!r}")
-            self._refuse(live, base.failure(f"the engine failed: {error}"))
-
-    def _refuse(self, live: Live, refusal: base.RefusedError) -> None:
-        self._places.free(refusal.outcome)
-        live.reply.refuse(refusal)
+            self.end(live, base.failure(f"the engine failed: {error}"))
 
     def _generate(self, live: Live) -> None:
         call = engine_call.EngineCall(self._port, ENGINE_MODEL, self._inputs(live))
         for outputs in call:
             if self._stopping.is_set() or live.reply.client_left():
                 call.stop()
-                self._places.free("cancelled")
-                live.reply.cancel()
+                self.end(live)
                 return
             tokens = outputs["output_ids"][: outputs["sequence_length"][0]]
             reason = self._reason(live, tokens)
@@ -112,11 +104,10 @@ class TritonPythonModel(served_model.ServedModel):
         """Send what may be sent of new tokens; returns whether the answer is complete."""
         self._metrics.generated(len(tokens))
         live.window.tokens += tokens
-        before, after = (self._codec.decode(one) for one in live.window.windows())
-        piece = live.window.advance(before, after, last=bool(finish_reason))
-        reason = live.reply.add(piece, len(tokens), finish_reason)
+        live.unread_tokens, live.finish_reason = len(tokens), finish_reason
+        reason = live.advance(*(self._codec.decode(one) for one in live.window.windows()))
         if reason:
-            self._places.free("completed")
+            self.forget(live, "completed")
         live.reply.flush(reason)
         return bool(reason)
 

@@ -461,3 +461,33 @@ class Reply:
         send(self.sender, response, last=bool(finish_reason))
         self.unsent_tokens = self.input_tokens = 0
         self.echoed, self.logprobs = "", None if self.logprobs is None else []
+
+
+@dataclass(eq=False, kw_only=True)
+class Live:
+    """One request from its acceptance to its last response.
+
+    Attributes:
+        prompt: Its tokens.
+        not_before: When a drill lets it begin, by `time.monotonic()`.
+        unread_tokens: Of the window, those whose text was not yet taken.
+    """
+
+    reply: Reply
+    asked: Inputs
+    prompt: list[int]
+    not_before: float = 0.0
+    window: TokenWindow = field(default_factory=TokenWindow)
+    unread_tokens: int = 0
+    finish_reason: str = ""
+
+    @property
+    def shown_early(self) -> bool:
+        """Whether its text is needed before it is complete."""
+        return self.reply.stream or bool(self.reply.text.stop_words)
+
+    def advance(self, before: str, after: str) -> str:
+        """Take the decoded windows; returns why the answer is complete, empty while it is not."""
+        piece = self.window.advance(before, after, last=bool(self.finish_reason))
+        tokens, self.unread_tokens = self.unread_tokens, 0
+        return self.reply.add(piece, tokens, self.finish_reason)

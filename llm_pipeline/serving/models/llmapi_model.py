@@ -33,21 +33,13 @@ CANCELLATION_SECONDS = 0.1
 """How often clients that are gone are looked for."""
 
 
-@dataclass(eq=False)
-class Live:
+@dataclass(eq=False, kw_only=True)
+class Live(base.Live):
     """One request from its acceptance to its last response."""
 
-    reply: base.Reply
-    asked: base.Inputs
-    prompt: list[int]
     seed: int
     task: asyncio.Task[None] | None = None
     result: Any = None
-
-    def stop(self) -> None:
-        """Let the engine abandon the rest of the answer."""
-        if self.result is not None and not self.result.finished:
-            self.result.abort()
 
 
 class TritonPythonModel(served_model.ServedModel):
@@ -96,7 +88,8 @@ class TritonPythonModel(served_model.ServedModel):
 
     def _accept(self, request: Any, sender: Any) -> Live:
         asked, prompt = self.read(request, self._encode, self._llm.tokenizer.decode, self._vocabulary)
-        return Live(self.reply_to(asked, sender, len(prompt)), asked, prompt, seed=self._drill.seen)
+        reply = self.reply_to(asked, sender, len(prompt))
+        return Live(reply=reply, asked=asked, prompt=prompt, seed=self._drill.seen)
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
         return list(self._llm.tokenizer.encode(text, add_special_tokens=special))
@@ -111,12 +104,10 @@ class TritonPythonModel(served_model.ServedModel):
     def _ended(self, live: Live, task: asyncio.Task[None]) -> None:
         """Answer a request that was cancelled or failed."""
         if task.cancelled():
-            self._forget(live, "cancelled")
-            live.reply.cancel()
+            self.end(live)
         elif error := task.exception():
             pb_utils.Logger.log_error(f"llm: a request failed: {error!r}")
-            self._forget(live, "failed")
-            live.reply.refuse(base.failure(f"the engine failed: {error}"))
+            self.end(live, base.failure(f"the engine failed: {error}"))
 
     async def _generate(self, live: Live) -> None:
         await asyncio.sleep(self._drill.delay_seconds)
@@ -131,7 +122,7 @@ class TritonPythonModel(served_model.ServedModel):
             if whole.finish_reason not in (None, "stop", "length"):
                 raise RuntimeError(f"TensorRT-LLM ended it: {whole.finish_reason}")  # a time limit, a cancellation
             if reason := live.reply.add(piece, new, whole.finish_reason or ""):
-                self._forget(live, "completed")
+                self.forget(live, "completed")
                 live.reply.flush(reason)
                 return
             live.reply.flush("")
@@ -152,10 +143,12 @@ class TritonPythonModel(served_model.ServedModel):
             **sampled,
         )
 
-    def _forget(self, live: Live, outcome: str) -> None:
-        live.stop()
+    def forget(self, live: Live, outcome: str) -> None:
+        """Free all that it holds, its part of the batch and of the KV cache too."""
+        if live.result is not None and not live.result.finished:
+            live.result.abort()
         self._live.discard(live)
-        self._places.free(outcome)
+        super().forget(live, outcome)
 
     async def _watch(self) -> None:
         """End requests whose clients are gone: their part of the batch and KV cache is freed."""

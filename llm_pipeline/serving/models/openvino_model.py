@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,29 +38,17 @@ SCORED_AT_ONCE = 64
 """Tokens; the batch generates on between these."""
 
 
-@dataclass(eq=False)
-class Live:
+@dataclass(eq=False, kw_only=True)
+class Live(base.Live):
     """One request from its acceptance to its last response.
 
     Attributes:
         is_scored: Its likelihoods are of the `Scorer`, after it was generated, and its answer has one piece.
     """
 
-    reply: base.Reply
-    asked: base.Inputs
-    prompt: list[int]
     generation: Any
-    not_before: float
     is_scored: bool
-    window: base.TokenWindow = field(default_factory=base.TokenWindow)
     handle: Any = None
-    finish_reason: str = ""
-    unread_tokens: int = 0
-
-    @property
-    def shown_early(self) -> bool:
-        """Whether its text is needed before it is complete."""
-        return self.reply.stream or bool(self.reply.text.stop_words)
 
     def read(self, token_bytes: Callable[[int], bytes]) -> int:
         """Collect what the engine generated, and whether the request ended; returns the number of new tokens."""
@@ -81,12 +69,6 @@ class Live:
         if status != genai.GenerationStatus.RUNNING and not self.finish_reason:
             self.finish_reason = "cancelled"
         return len(new)
-
-    def advance(self, before: str, after: str) -> str:
-        """Take the decoded windows; returns why the answer is complete, empty while it is not."""
-        piece = self.window.advance(before, after, last=bool(self.finish_reason))
-        tokens, self.unread_tokens = self.unread_tokens, 0
-        return self.reply.add(piece, tokens, self.finish_reason)
 
 
 class Score(NamedTuple):
@@ -218,10 +200,10 @@ class TritonPythonModel(served_model.ServedModel):
         if is_scored and self._scorer is None:
             self._scorer = Scorer(self._engine, self._properties)
         return Live(
-            self.reply_to(replace(asked, stream=asked.stream and not is_scored), sender, len(prompt)),
-            asked,
-            prompt,
-            self._generation(asked),
+            reply=self.reply_to(replace(asked, stream=asked.stream and not is_scored), sender, len(prompt)),
+            asked=asked,
+            prompt=prompt,
+            generation=self._generation(asked),
             not_before=time.monotonic() + self._drill.delay_seconds,
             is_scored=is_scored,
         )
@@ -294,7 +276,7 @@ class TritonPythonModel(served_model.ServedModel):
         now = time.monotonic()
         for live in list(self._live):
             if live.reply.client_left():
-                self._end(live, "cancelled")
+                self.end(live)
             elif live.handle is None and not live.finish_reason and live.not_before <= now:
                 self._start(live)
         if self._pipeline.has_non_finished_requests():
@@ -320,7 +302,7 @@ class TritonPythonModel(served_model.ServedModel):
             try:
                 generated += (new := live.read(self._token_bytes))
             except base.RefusedError as refusal:
-                self._refuse(live, refusal)
+                self.end(live, refusal)
                 continue
             if live.finish_reason or (new and live.shown_early):
                 ready.append(live)
@@ -343,7 +325,7 @@ class TritonPythonModel(served_model.ServedModel):
             scores = self._scorer.scores(live.prompt + live.window.tokens, first, live.asked.logprobs or 0)
             self._scoring.append((live, scores))
         else:
-            self._forget(live, "completed")
+            self.forget(live, "completed")
             live.reply.flush(reason)
 
     def _score(self) -> None:
@@ -358,30 +340,19 @@ class TritonPythonModel(served_model.ServedModel):
             return
         self._scoring.popleft()
         if live in self._live:
-            self._forget(live, "completed")
+            self.forget(live, "completed")
             live.reply.flush(live.finish_reason)
 
-    def _refuse(self, live: Live, refusal: base.RefusedError) -> None:
-        self._forget(live, refusal.outcome)
-        live.reply.refuse(refusal)
-
-    def _end(self, live: Live, outcome: str) -> None:
-        """End a request whose client has left, or whose server stops: its part of the batch and KV cache is freed."""
-        self._forget(live, outcome)
-        live.reply.cancel()
-
-    def _forget(self, live: Live, outcome: str) -> None:
+    def forget(self, live: Live, outcome: str) -> None:
+        """Free all that it holds, its part of the batch and of the KV cache too."""
         if live.handle is not None:
             live.handle.stop()
         self._live.remove(live)
-        self._places.free(outcome)
+        super().forget(live, outcome)
 
     def _end_all(self, refusal: base.RefusedError | None) -> None:
         for live in list(self._live):
-            if refusal is None:
-                self._end(live, "cancelled")
-            else:
-                self._refuse(live, refusal)
+            self.end(live, refusal)
 
     def _reload(self) -> None:
         self._pipeline = None  # the old engine's memory goes before the new one's comes

@@ -249,6 +249,18 @@ class ServedModel:
             else:
                 begin(live)
 
+    def end(self, live: Any, refusal: base.RefusedError | None = None) -> None:
+        """End a request with an error; or as cancelled, where its client has left or its server stops."""
+        self.forget(live, refusal.outcome if refusal else "cancelled")
+        if refusal:
+            live.reply.refuse(refusal)
+        else:
+            live.reply.cancel()
+
+    def forget(self, live: Any, outcome: str) -> None:  # noqa: ARG002 - models with more of a request free that, too
+        """Free the place of a request that ends."""
+        self._places.free(outcome)
+
     def _watch_server(self) -> None:
         if not os.environ.get(OWN_SERVER_VARIABLE):
             return

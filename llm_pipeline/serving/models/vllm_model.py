@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,40 +41,22 @@ GENERIC_TOKENIZERS = {f"transformers.tokenization_utils_{name}" for name in ("ba
 """Modules of the classes whose `decode` is the tokenizers library's, in Transformers 4 and 5."""
 
 
-@dataclass(eq=False)
-class Live:
+@dataclass(eq=False, kw_only=True)
+class Live(base.Live):
     """One request from its acceptance to its last response."""
 
     name: str
-    reply: base.Reply
-    asked: base.Inputs
-    prompt: list[int]
-    not_before: float
-    window: base.TokenWindow = field(default_factory=base.TokenWindow)
-    unread_tokens: int = 0
-    finish_reason: str = ""
     error: str = ""
     is_refused: bool = False
     has_sent: bool = False
     has_ended: bool = False
     is_due: bool = False
 
-    @property
-    def shown_early(self) -> bool:
-        """Whether its text is needed before it is complete."""
-        return self.asked.stream or bool(self.asked.stop_words)
-
     def take(self, output: vllm_batcher.Output) -> None:
         """Add generated tokens, whose text is decoded later."""
         self.window.tokens += output.tokens
         self.unread_tokens += len(output.tokens)
         self.finish_reason, self.error, self.is_refused = output.finish_reason, output.error, output.is_refused
-
-    def advance(self, before: str, after: str) -> str:
-        """Take the decoded windows; returns why the answer is complete, empty while it is not."""
-        piece = self.window.advance(before, after, last=bool(self.finish_reason))
-        tokens, self.unread_tokens, self.has_sent = self.unread_tokens, 0, True
-        return self.reply.add(piece, tokens, self.finish_reason)
 
 
 def decoder_of(tokenizer: Any) -> Callable[[list[int]], str]:
@@ -166,10 +148,10 @@ class TritonPythonModel(served_model.ServedModel):
             raise base.unavailable("the request does not fit into the KV cache")
         self._asked += 1
         return Live(
-            str(self._asked),
-            self.reply_to(asked, sender, len(prompt)),
-            asked,
-            prompt,
+            name=str(self._asked),
+            reply=self.reply_to(asked, sender, len(prompt)),
+            asked=asked,
+            prompt=prompt,
             not_before=time.monotonic() + self._drill.delay_seconds,
         )
 
@@ -245,12 +227,12 @@ class TritonPythonModel(served_model.ServedModel):
                 refused = (
                     base.invalid(live.error) if live.is_refused else base.failure(f"the engine failed: {live.error}")
                 )
-                self._refuse(live, refused)
+                self.end(live, refused)
                 continue
             before, after = map(self._decode, live.window.windows())
-            reason = live.advance(before, after)
+            reason, live.has_sent = live.advance(before, after), True
             if reason:
-                self._forget(live, "completed")
+                self.forget(live, "completed")
             live.reply.flush(reason)
 
     def _cancel_abandoned(self) -> None:
@@ -265,17 +247,10 @@ class TritonPythonModel(served_model.ServedModel):
         if self._unchecked:
             live = self._unchecked.popleft()
             if not live.has_ended and live.reply.client_left():
-                self._end(live, "cancelled")
+                self.end(live)
 
-    def _refuse(self, live: Live, refusal: base.RefusedError) -> None:
-        self._forget(live, refusal.outcome)
-        live.reply.refuse(refusal)
-
-    def _end(self, live: Live, outcome: str) -> None:
-        self._forget(live, outcome)
-        live.reply.cancel()
-
-    def _forget(self, live: Live, outcome: str) -> None:
+    def forget(self, live: Live, outcome: str) -> None:
+        """Free all that it holds, its part of the batch and of the KV cache too."""
         live.has_ended = True
         self._batcher.cancel(live.name)
         if self._running.pop(live.name, None) is None:
@@ -283,16 +258,13 @@ class TritonPythonModel(served_model.ServedModel):
         if live.is_due:
             (self._later if live.has_sent else self._first).remove(live)
             live.is_due = False
-        self._places.free(outcome)
+        super().forget(live, outcome)
 
     def _end_all(self, refusal: base.RefusedError | None) -> None:
         while not self._inbox.empty():
             self._waiting.append(self._inbox.get())
         for live in [*self._running.values(), *self._waiting]:
-            if refusal is None:
-                self._end(live, "cancelled")
-            else:
-                self._refuse(live, refusal)
+            self.end(live, refusal)
 
     def _start_again(self, reason: str) -> None:
         pb_utils.Logger.log_error(f"llm: the engine failed: {reason}; starting it again")
