@@ -9,7 +9,9 @@ properties that the runtime must be given so that it computes what was measured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
@@ -143,6 +145,20 @@ LEAST_GOLDEN_MATCH = 0.5
 """Runtimes differ in kernels and batch sizes, so greedy texts part at near ties; a broken load matches nothing."""
 
 
+@dataclass
+class PhaseClock:
+    """Seconds by phase, in the order in which they ran."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time one phase."""
+        started = time.monotonic()
+        yield
+        self.seconds[name] = round(time.monotonic() - started, 3)
+
+
 class Rates(NamedTuple):
     """Output tokens a second of one request alone, and of `sequences` together."""
 
@@ -204,11 +220,10 @@ def engine_builder(name: str, options: EngineModel | None = None) -> EngineBuild
     refuse_telemetry()
     found = engine_adapter(name)
     try:
-        made = found.open(options or found.config())
+        return found.open(options or found.config())
     except ModuleNotFoundError as error:
         raise Unsupported(
             f"engine builder {name} needs {error.name}, which this interpreter does not have",
             where="target.environment",
             hint="run the build in the environment that the target is for",
         ) from error
-    return made

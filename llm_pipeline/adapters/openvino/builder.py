@@ -9,14 +9,11 @@ compress the traced weights again, so their answers may differ: the served-accur
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import tempfile
-import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
@@ -42,7 +39,7 @@ from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.catalog.tables import newest_transformers
 from llm_pipeline.config.target import Target
-from llm_pipeline.engines.builder import LEAST_GOLDEN_MATCH, BaselinePrecision, BuildInputs, golden_match
+from llm_pipeline.engines.builder import LEAST_GOLDEN_MATCH, BuildInputs, PhaseClock, golden_match
 from llm_pipeline.model_facts.reader import stated_context
 
 log = get_logger(__name__)
@@ -60,34 +57,43 @@ _INT4_GROUP_SIZE = 128
 _TASK = "text-generation-with-past"
 
 
-@dataclass
-class PhaseClock:
-    """Seconds by phase, in the order in which they ran."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Time one phase."""
-        started = time.monotonic()
-        yield
-        self.seconds[name] = round(time.monotonic() - started, 3)
-
-
 class OpenVinoCpuBuilder:
     """The `openvino_cpu` engine builder."""
 
     def build(self, inputs: BuildInputs, destination: Path) -> EngineFacts:
-        checkpoint, target, dtype = inputs.checkpoint, inputs.target, inputs.dtype
+        checkpoint, target = inputs.checkpoint, inputs.target
         quantization = read_quantization(checkpoint)
-        _require_cpu(target, quantization)
+        where = f"targets/{target.name}.yaml"
+        if target.accelerator != "cpu":
+            raise Unsupported(f"openvino_cpu cannot build for accelerator {target.accelerator}", where=where)
+        if quantization.foreign:
+            raise Unsupported(
+                f"openvino_cpu reads plain weights and modelopt's formats, not {quantization.algorithm}",
+                where=where,
+                hint="take engine: vllm for this recipe",
+            )
+        if quantization.kv_cache and target.weight_format != "native":
+            log.warning(
+                "the artifact's KV cache format is not used by this weight format",
+                artifact_kv_cache=quantization.kv_cache,
+                weight_format=target.weight_format,
+            )
+        # Plain checkpoints keep the baseline's precision under `native`; everything else starts from fp32.
+        keeps = quantization.algorithm is None and target.weight_format == "native"
+        precision = getattr(torch, inputs.dtype) if keeps else torch.float32
         clock = PhaseClock()
         with tempfile.TemporaryDirectory(prefix="build-", dir=destination.parent) as scratch:
-            precision = _trace_precision(quantization, target, dtype)
+            source, template = checkpoint, Path(scratch) / "traced"
             with clock.phase("dequantize"):
-                source = _plain_checkpoint(checkpoint, quantization, Path(scratch))
+                if quantization.algorithm is not None:
+                    source = Path(scratch) / "dequantized"
+                    layers = write_dequantized(checkpoint, source)
+                    log.info("dequantized the artifact as the trace's template", algorithm=quantization.algorithm,
+                             linears=len(layers), megabytes=_size(source) / 1e6)  # fmt: skip
             with clock.phase("trace"):
-                template = _trace(source, Path(scratch), precision)
+                _trace(source, template, precision)
+                log.info("traced the model and converted its tokenizer", precision=str(precision),
+                         megabytes=_size(template) / 1e6)  # fmt: skip
             with clock.phase("weights"):
                 native = _store_weights(checkpoint, quantization, target, template)
             destination.mkdir()
@@ -100,57 +106,19 @@ class OpenVinoCpuBuilder:
         return description.facts
 
 
-def _require_cpu(target: Target, quantization: QuantizationMetadata) -> None:
-    if target.accelerator != "cpu":
-        raise Unsupported(
-            f"openvino_cpu cannot build for accelerator {target.accelerator}", where=f"targets/{target.name}.yaml"
-        )
-    if quantization.foreign:
-        raise Unsupported(
-            f"openvino_cpu reads plain weights and modelopt's formats, not {quantization.algorithm}",
-            where=f"targets/{target.name}.yaml",
-            hint="take engine: vllm for this recipe",
-        )
-    if quantization.kv_cache and target.weight_format != "native":
-        log.warning(
-            "the artifact's KV cache format is not used by this weight format",
-            artifact_kv_cache=quantization.kv_cache,
-            weight_format=target.weight_format,
-        )
-
-
-def _trace_precision(quantization: QuantizationMetadata, target: Target, dtype: BaselinePrecision) -> torch.dtype:
-    """Plain checkpoints keep the baseline's precision under `native`; everything else starts from fp32."""
-    plain = quantization.algorithm is None and target.weight_format == "native"
-    precision: torch.dtype = getattr(torch, dtype) if plain else torch.float32
-    return precision
-
-
-def _plain_checkpoint(checkpoint: Path, quantization: QuantizationMetadata, scratch: Path) -> Path:
-    """The checkpoint itself if it is plain, else a dequantized copy in `scratch`."""
-    if quantization.algorithm is None:
-        return checkpoint
-    plain = scratch / "dequantized"
-    layers = write_dequantized(checkpoint, plain)
-    log.info("dequantized the artifact as the trace's template", algorithm=quantization.algorithm,
-             linears=len(layers), megabytes=_size(plain) / 1e6)  # fmt: skip
-    return plain
-
-
-def _trace(source: Path, scratch: Path, precision: torch.dtype) -> Path:
-    """The traced model and its converted tokenizer, in a directory of `scratch`."""
-    traced = scratch / "traced"
-    _export(source, traced, precision)
-    log.info("traced the model and converted its tokenizer", precision=str(precision).removeprefix("torch."),
-             megabytes=_size(traced) / 1e6)  # fmt: skip
-    return traced
-
-
-def _export(source: Path, destination: Path, precision: torch.dtype) -> None:
+def _trace(source: Path, destination: Path, precision: torch.dtype) -> None:
+    """Write the traced model and its converted tokenizer."""
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()  # deprecations of the exporter's own calls, and warnings of every trace:
     warnings.simplefilter("ignore", torch.jit.TracerWarning)  # nothing that whoever releases a model could act on
-    _admit(str(read_json(source / "config.json").get("model_type")))
+    # The exporter traces an architecture with the Transformers that it was compared with here, too.
+    model_type = str(read_json(source / "config.json").get("model_type"))
+    with contextlib.suppress(KeyError, ValueError):  # the exporter itself says what it does not know
+        constructor = TasksManager.get_exporter_config_constructor(
+            "openvino", model_type=model_type, task=_TASK, library_name="transformers"
+        ).func
+        stated = getattr(constructor, "MAX_TRANSFORMERS_VERSION", None)
+        constructor.MAX_TRANSFORMERS_VERSION = newest_transformers(model_type, stated)
     try:
         load_confined(
             source,
@@ -177,34 +145,31 @@ def _export(source: Path, destination: Path, precision: torch.dtype) -> None:
         )
 
 
-def _admit(model_type: str) -> None:
-    """Let the exporter trace an architecture with the Transformers that it was compared with here."""
-    try:
-        constructor = TasksManager.get_exporter_config_constructor(
-            "openvino", model_type=model_type, task=_TASK, library_name="transformers"
-        )
-    except (KeyError, ValueError):
-        return  # the exporter itself says what it does not know
-    stated = getattr(constructor.func, "MAX_TRANSFORMERS_VERSION", None)
-    constructor.func.MAX_TRANSFORMERS_VERSION = newest_transformers(model_type, stated)
-
-
 def _store_weights(
     checkpoint: Path, quantization: QuantizationMetadata, target: Target, template: Path
 ) -> NativeWeights | None:
     """Rewrite the traced model's weights in the target's format; returns the artifact's own if they were put in."""
+    native = None
     if target.weight_format == "native" and quantization.algorithm:
         native = NativeWeights(_read(template), Checkpoint(checkpoint))
         native.install()
-        _replace_model(native.model, template)
+        model = native.model
         log.info("put the artifact's packed weights into the graph", linears=len(native.layers),
                  activation_quantizers=len(native.activation_quantizers),
                  kv_cache_quantizers=len(native.kv_quantizers))  # fmt: skip
-        return native
-    if target.weight_format in ("int8", "int4"):
+    elif target.weight_format == "int8":
+        model = nncf.compress_weights(_read(template), mode=nncf.CompressWeightsMode.INT8_SYM)
+    elif target.weight_format == "int4":
+        mode = nncf.CompressWeightsMode.INT4_SYM
+        model = nncf.compress_weights(
+            _read(template), mode=mode, group_size=_INT4_GROUP_SIZE, ratio=1.0, all_layers=False
+        )
+    else:
+        return None
+    if native is None:
         log.warning("the engine compiler quantizes the weights again", weight_format=target.weight_format)
-        _replace_model(_compressed(_read(template), target.weight_format), template)
-    return None
+    ov.save_model(model, template / MODEL_FILE, compress_to_fp16=False)
+    return native
 
 
 def _read(directory: Path) -> ov.Model:
@@ -212,18 +177,6 @@ def _read(directory: Path) -> ov.Model:
     core = ov.Core()
     core.set_property({"ENABLE_MMAP": False})
     return core.read_model(directory / MODEL_FILE)
-
-
-def _replace_model(model: ov.Model, directory: Path) -> None:
-    ov.save_model(model, directory / MODEL_FILE, compress_to_fp16=False)
-
-
-def _compressed(model: ov.Model, weight_format: str) -> ov.Model:
-    if weight_format == "int8":
-        return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM)
-    return nncf.compress_weights(
-        model, mode=nncf.CompressWeightsMode.INT4_SYM, group_size=_INT4_GROUP_SIZE, ratio=1.0, all_layers=False
-    )
 
 
 def _describe(
@@ -250,7 +203,11 @@ def _describe(
     with clock.phase("measure"):
         rates = measure_throughput(pipeline, target.limits, context_length)
     del pipeline  # the graph is read once more below
-    device = _device_properties()
+    core = ov.Core()
+    device = {
+        "FULL_DEVICE_NAME": str(core.get_property("CPU", "FULL_DEVICE_NAME")).strip(),
+        "OPTIMIZATION_CAPABILITIES": " ".join(sorted(core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"))),
+    }
     facts = EngineFacts(
         builder="openvino_cpu",
         bytes=_size(engine),
@@ -274,15 +231,6 @@ def _describe(
     return EngineDescription(
         facts=facts, target=target, rules=rules, device_properties=device, runtime_properties=properties
     )
-
-
-def _device_properties() -> dict[str, str]:
-    core = ov.Core()
-    capabilities = sorted(core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"))
-    return {
-        "FULL_DEVICE_NAME": str(core.get_property("CPU", "FULL_DEVICE_NAME")).strip(),
-        "OPTIMIZATION_CAPABILITIES": " ".join(capabilities),
-    }
 
 
 def _size(directory: Path) -> int:

@@ -80,7 +80,8 @@ class NativeWeights:
         Raises:
             Unsupported: A quantized layer is not a plain MatMul in the traced graph, or its storage is unknown.
         """
-        constants = self._named_constants()
+        nodes = (node for node in self.model.get_ordered_ops() if node.get_type_name() == "Constant")
+        constants = {node.get_friendly_name().removeprefix(_TRACE_PREFIX): node for node in nodes}
         for name in self._checkpoint.layers:
             constant = constants.get(f"{name}.weight")
             if constant is None:
@@ -93,13 +94,10 @@ class NativeWeights:
         for name in filter(constants.__contains__, self._checkpoint.plain):
             tensor = self._checkpoint.tensors[name]
             if tensor.dtype in _HALF_TYPES:
-                self._replace_plain(constants[name], tensor)
+                half = _packed_constant(_bytes_as(tensor, torch.int16), tensor.shape, _HALF_TYPES[tensor.dtype])
+                constants[name].output(0).replace(op.convert(half, "f32").output(0))
         self._quantize_kv_cache()
         self.model.validate_nodes_and_infer_types()
-
-    def _named_constants(self) -> dict[str, ov.Node]:
-        nodes = (node for node in self.model.get_ordered_ops() if node.get_type_name() == "Constant")
-        return {node.get_friendly_name().removeprefix(_TRACE_PREFIX): node for node in nodes}
 
     def _replace_layer(self, name: str, constant: ov.Node) -> None:
         activation, scale = self._checkpoint.activation(name)
@@ -108,7 +106,9 @@ class NativeWeights:
             matmul = target.get_node()
             if matmul.get_type_name() != "MatMul":
                 raise Unsupported(f"its weight feeds a {matmul.get_type_name()}, not a MatMul", where=name)
-            source = self._smoothed(name, matmul.input_value(0))
+            source, smoothing = matmul.input_value(0), self._checkpoint.smoothing(name)
+            if smoothing is not None:
+                source = op.multiply(source, _float32(smoothing.reshape(1, 1, -1).numpy())).output(0)
             matmul.input(0).replace_source_output(_quantized_input(source, activation, scale, name))
         constant.output(0).replace(weight.output(0))
         self.layers.append(name)
@@ -132,16 +132,6 @@ class NativeWeights:
             append.input(1).replace_source_output(_round_to_fp8(new, _float32(scale)).output(0))
             self.kv_quantizers.append(name)
 
-    def _replace_plain(self, constant: ov.Node, tensor: torch.Tensor) -> None:
-        half = _packed_constant(_bytes_as(tensor, torch.int16), tensor.shape, _HALF_TYPES[tensor.dtype])
-        constant.output(0).replace(op.convert(half, "f32").output(0))
-
-    def _smoothed(self, name: str, source: ov.Output) -> ov.Output:
-        smoothing = self._checkpoint.smoothing(name)
-        if smoothing is None:
-            return source
-        return op.multiply(source, _float32(smoothing.reshape(1, 1, -1).numpy())).output(0)
-
     def _weight(self, name: str) -> ov.Node:
         """The fp32 weight as an expression over the packed constant and its scales."""
         layer, tensors = self._checkpoint.format(name), self._checkpoint.tensors
@@ -150,28 +140,20 @@ class NativeWeights:
             raise Unsupported(
                 f"no CPU engine computes {layer.algorithm}", where=name, hint="take an 8-bit format or AWQ"
             )
-        if layer.second_scale:
-            return _fp8_weight(self._checkpoint.weight(name), float(tensors[f"{name}.weight_scale_2"]))
-        if layer.packing == "rows":
+        if layer.packing == "rows" and not layer.second_scale:
             return _int4_weight(packed, scale)
-        kind = ov.Type.i8 if packed.dtype is torch.int8 else ov.Type.f8e4m3
+        kind, factors = ov.Type.f8e4m3, scale.reshape(-1, 1)
+        if layer.second_scale:  # W4A8: the numbers that its kernel computes with, rounded to e4m3 here once
+            factors = tensors[f"{name}.weight_scale_2"].float().numpy()
+            packed = (self._checkpoint.weight(name) / float(factors)).to(torch.float8_e4m3fn)
+        elif packed.dtype is torch.int8:
+            kind = ov.Type.i8
+        if layer.sharing == "square":  # the blocks of the last row and column may be cut off
+            rows, columns = packed.shape
+            blocks = scale.reshape(-(-rows // SQUARE), -1)
+            factors = blocks.repeat(SQUARE, 0)[:rows].repeat(SQUARE, 1)[:, :columns]
         constant = _packed_constant(_bytes_as(packed, torch.uint8), packed.shape, kind)
-        square = layer.sharing == "square"
-        factors = _by_row_and_column(scale, *packed.shape) if square else scale.reshape(-1, 1)
         return op.multiply(op.convert(constant, "f32"), _float32(factors))
-
-
-def _by_row_and_column(scale: npt.NDArray[np.float32], rows: int, columns: int) -> npt.NDArray[np.float32]:
-    """The scales of square blocks, for each row and column; the blocks of the last row and column may be cut off."""
-    blocks = scale.reshape(-(-rows // SQUARE), -1)
-    return blocks.repeat(SQUARE, 0)[:rows].repeat(SQUARE, 1)[:, :columns]
-
-
-def _fp8_weight(weight: torch.Tensor, scale: float) -> ov.Node:
-    """A W4A8 weight as the numbers that its kernel computes with: rounded to e4m3, here once and not at each token."""
-    numbers = (weight / scale).to(torch.float8_e4m3fn)
-    constant = _packed_constant(_bytes_as(numbers, torch.uint8), numbers.shape, ov.Type.f8e4m3)
-    return op.multiply(op.convert(constant, "f32"), _float32(scale))
 
 
 def _int4_weight(packed: torch.Tensor, scale: npt.NDArray[np.float32]) -> ov.Node:
@@ -179,7 +161,10 @@ def _int4_weight(packed: torch.Tensor, scale: npt.NDArray[np.float32]) -> ov.Nod
     rows, columns = numbers.shape
     groups = scale.size // rows
     shape = (rows, groups, columns // groups) if groups > 1 else (rows, columns)
-    constant = _packed_constant(_pack_pairs(numbers), shape, ov.Type.i4)
+    # OpenVINO's i4 layout: row-major, the earlier number in the low nibble.
+    nibbles = (numbers.reshape(-1) & 0xF).astype(np.uint8)
+    pairs = np.bitwise_or(nibbles[0::2], np.left_shift(nibbles[1::2], 4), dtype=np.uint8)
+    constant = _packed_constant(pairs, shape, ov.Type.i4)
     weight = op.multiply(op.convert(constant, "f32"), _float32(scale.reshape((*shape[:-1], 1))))
     if groups == 1:
         return weight
@@ -193,27 +178,18 @@ def _quantized_input(
     if activation is None:
         return source
     if activation == "fp8_per_token":
-        return _round_to_fp8(source, _token_scales(source)).output(0)
+        # For each token the scale of its largest magnitude, as `quantization.activations` defines it.
+        largest = op.reduce_max(op.abs(source), op.constant(np.array([-1], np.int64)), keep_dims=True)
+        of_token = op.divide(largest, _float32(FP8_MAXIMUM))
+        of_token = op.select(op.greater(largest, _float32(0.0)), of_token, _float32(1.0))
+        return _round_to_fp8(source, of_token).output(0)
     if activation not in ("fp8", "int8") or scale is None:
         raise Unsupported(f"no CPU engine quantizes activations to {activation}", where=name)
     return (_round_to_int8(source, scale) if activation == "int8" else _round_to_fp8(source, _float32(scale))).output(0)
 
 
-def _token_scales(source: ov.Output) -> ov.Node:
-    """For each token the scale of its largest magnitude, as `quantization.activations` defines it."""
-    largest = op.reduce_max(op.abs(source), op.constant(np.array([-1], np.int64)), keep_dims=True)
-    scale = op.divide(largest, _float32(FP8_MAXIMUM))
-    return op.select(op.greater(largest, _float32(0.0)), scale, _float32(1.0))
-
-
 def _packed_constant(array: npt.NDArray[np.generic], shape: Sequence[int], kind: ov.Type) -> ov.Node:
     return op.constant(ov.Tensor(array, list(shape), kind), shared_memory=False)
-
-
-def _pack_pairs(numbers: npt.NDArray[np.int8]) -> npt.NDArray[np.uint8]:
-    """Signed 4-bit numbers to OpenVINO's i4 layout: row-major, the earlier number in the low nibble."""
-    nibbles = (numbers.reshape(-1) & 0xF).astype(np.uint8)
-    return np.bitwise_or(nibbles[0::2], np.left_shift(nibbles[1::2], 4), dtype=np.uint8)
 
 
 def _bytes_as(tensor: torch.Tensor, kind: torch.dtype) -> npt.NDArray[np.generic]:

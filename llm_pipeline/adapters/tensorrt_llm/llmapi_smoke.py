@@ -10,7 +10,6 @@ runs this as a tool, with a time limit, and reads what it writes.
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import time
@@ -29,6 +28,7 @@ from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.base.json_document import read_object
 from llm_pipeline.base.logging import get_logger, write_readable_lines
 from llm_pipeline.base.records import Frozen
+from llm_pipeline.engines.builder import PhaseClock
 
 log = get_logger(__name__)
 
@@ -63,8 +63,15 @@ class SmokeReport(Frozen):
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the smoke test and write its report; what is refused, by us or by TensorRT-LLM, ends the process."""
     write_readable_lines(StreamHandler(sys.stdout))
-    options = _parse(arguments)
-    golden = [GoldenPrompt.model_validate_json(line) for line in _lines(options.golden)]
+    parser = ArgumentParser(prog="llmapi_smoke")
+    parser.add_argument("--args", type=Path, required=True, help="LLM-args file")
+    parser.add_argument("--checkpoint", type=Path, required=True, help="directory that takes the place of its `model`")
+    parser.add_argument("--golden", type=Path, required=True, help="golden prompts, one JSON object a line")
+    parser.add_argument("--expect-version", required=True, help="what TensorRT-LLM must be")
+    parser.add_argument("--output", type=Path, required=True, help="where the report goes")
+    options = parser.parse_args(arguments)
+    lines = options.golden.read_text(encoding="utf-8").split("\n")[:-1]
+    golden = [GoldenPrompt.model_validate_json(line) for line in lines]
     document = yaml.safe_load(options.args.read_text(encoding="utf-8"))
     report = run_smoke(
         {**document, "model": str(options.checkpoint)},
@@ -97,25 +104,26 @@ def run_smoke(
         Unsupported: Another version is installed.
         IntegrityError: The model stops before it has written the tokens that it must.
     """
-    clock = _Clock()
+    clock = PhaseClock()
     log.info("importing TensorRT-LLM")
-    runtime = import_module("tensorrt_llm")
-    _require_version(runtime.__version__, version)
-    clock.end("import")
+    with clock.phase("import"):
+        runtime = import_module("tensorrt_llm")
+    if runtime.__version__ != version:
+        raise Unsupported(f"TensorRT-LLM {runtime.__version__} is installed, the target is for {version}")
     log.info("loading the model", ranks=arguments["tensor_parallel_size"] * arguments["pipeline_parallel_size"])
-    llm = runtime.LLM(**arguments)
-    clock.end("load")
+    with clock.phase("load"):
+        llm = runtime.LLM(**arguments)
     log.info("loaded, warming up", load_seconds=clock.seconds["load"])
     session = _Session(llm, runtime.SamplingParams, arguments.get("max_seq_len") or _DEFAULT_LENGTH, vocabulary)
-    session.rate(1)
-    clock.end("warm_up")
+    with clock.phase("warm_up"):
+        session.rate(1)
     log.info("answering the golden prompts", prompts=len(golden))
-    completions = session.answer(golden, end_tokens)
-    clock.end("golden")
+    with clock.phase("golden"):
+        completions = session.answer(golden, end_tokens)
     sequences = min(arguments.get("max_batch_size") or 1, _MOST_SEQUENCES)
     log.info("measuring", sequences=sequences)
-    single, batched = session.rate(1), session.rate(sequences)
-    clock.end("measure")
+    with clock.phase("measure"):
+        single, batched = session.rate(1), session.rate(sequences)
     log.info("measured", single_stream_tokens_per_second=single, batched_tokens_per_second=batched)
     return SmokeReport(
         versions=_versions(runtime.__version__),
@@ -125,18 +133,6 @@ def run_smoke(
         batched_tokens_per_second=batched,
         batched_sequences=sequences,
     )
-
-
-class _Clock:
-    """Seconds by phase; each begins where the one before ended."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._started = time.monotonic()
-
-    def end(self, phase: str) -> None:
-        now = time.monotonic()
-        self.seconds[phase], self._started = round(now - self._started, 3), now
 
 
 class _Session:
@@ -170,11 +166,6 @@ class _Session:
         return round(produced / seconds, 1)
 
 
-def _require_version(installed: str, wanted: str) -> None:
-    if installed != wanted:
-        raise Unsupported(f"TensorRT-LLM {installed} is installed, the target is for {wanted}")
-
-
 def _versions(tensorrt_llm: str) -> dict[str, str]:
     found = {"tensorrt_llm": tensorrt_llm}
     for name in _VERSIONED:
@@ -192,20 +183,6 @@ def _vocabulary(checkpoint: Path) -> int:
     if not isinstance(size, int):
         raise IntegrityError("config.json does not say vocab_size", where=str(checkpoint))
     return size
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8").split("\n")[:-1]
-
-
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = ArgumentParser(prog="llmapi_smoke")
-    parser.add_argument("--args", type=Path, required=True, help="LLM-args file")
-    parser.add_argument("--checkpoint", type=Path, required=True, help="directory that takes the place of its `model`")
-    parser.add_argument("--golden", type=Path, required=True, help="golden prompts, one JSON object a line")
-    parser.add_argument("--expect-version", required=True, help="what TensorRT-LLM must be")
-    parser.add_argument("--output", type=Path, required=True, help="where the report goes")
-    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":
