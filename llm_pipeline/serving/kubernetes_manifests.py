@@ -12,7 +12,6 @@ store that it verifies, and refuses a host that the engine was not built for; th
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -24,7 +23,6 @@ from llm_pipeline.base.labels import LABEL_PREFIX, label_value
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.base.yaml_template import render_yaml
 from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
-from llm_pipeline.config.store import StoreModel
 from llm_pipeline.config.target import Target
 from llm_pipeline.serving.completions import ACTIVE_REQUESTS
 from llm_pipeline.serving.endpoint_access import served_name
@@ -144,37 +142,6 @@ class ServedRelease(Frozen):
         }
 
 
-def store_of_pods(options: ServingManifestOptions) -> StoreModel:
-    """The store's configuration in pods: they only read and verify, so they get no signing key.
-
-    Raises:
-        ConfigError: No volume claim holds the store.
-    """
-    store = options.store
-    signing = store.signing and store.signing.model_copy(update={"private_key": None, "password_variable": None})
-    if store.directory is None:
-        return store.model_copy(update={"signing": signing, "cache": store.cache or _CACHE})
-    if not any(store.directory.is_relative_to(claim.path) for claim in options.claims):
-        raise ConfigError(f"pods do not reach the store {store.uri}", hint="name the claim that holds it under claims")
-    return store.model_copy(update={"signing": signing})
-
-
-def product_of(target: Target, node_selector: Mapping[str, str]) -> str:
-    """Value of the label `nvidia.com/gpu.product` for a target: the selected one, or that of its GPU.
-
-    Raises:
-        ConfigError: None is selected, and the GPU's is not known.
-    """
-    product = node_selector.get(_PRODUCT_LABEL) or _PRODUCTS.get(target.accelerator)
-    if product is None:
-        raise ConfigError(
-            f"the label of nodes with {target.accelerator} is not known",
-            where=f"target {target.name}",
-            hint=f"name it under node_selector: `kubectl get nodes -L {_PRODUCT_LABEL}` shows it",
-        )
-    return product
-
-
 def server_image(release: ServedRelease, options: ServingManifestOptions) -> str:
     """The image of the server.
 
@@ -184,16 +151,6 @@ def server_image(release: ServedRelease, options: ServingManifestOptions) -> str
     image = options.image or release.target.container
     if image is None:
         raise ConfigError("there is no image to serve with", where=f"target {release.target.name}", hint="name image")
-    return image
-
-
-def _setup_image(options: ServingManifestOptions) -> str:
-    image = options.setup_image or options.image
-    if image is None:
-        raise ConfigError(
-            "no image holds this package, and pods lay out their model repository with it",
-            hint="name image (the one of docker/Dockerfile.serving does), or setup_image",
-        )
     return image
 
 
@@ -244,7 +201,30 @@ def render_manifests(
         "kind": "LeaderWorkerSet" if over_nodes else "Deployment",
         "name": release.workload,
     }
-    product = {_PRODUCT_LABEL: product_of(release.target, options.node_selector)} if on_gpus else {}
+    selector = dict(options.node_selector)
+    if on_gpus and _PRODUCT_LABEL not in selector:
+        product = _PRODUCTS.get(release.target.accelerator)
+        if product is None:
+            raise ConfigError(
+                f"the label of nodes with {release.target.accelerator} is not known",
+                where=f"target {release.target.name}",
+                hint=f"name it under node_selector: `kubectl get nodes -L {_PRODUCT_LABEL}` shows it",
+            )
+        selector[_PRODUCT_LABEL] = product
+    setup_image = options.setup_image or options.image
+    if setup_image is None:
+        raise ConfigError(
+            "no image holds this package, and pods lay out their model repository with it",
+            hint="name image (the one of docker/Dockerfile.serving does), or setup_image",
+        )
+    # Pods only read the store and verify, so they get no signing key.
+    store = options.store
+    signing = store.signing and store.signing.model_copy(update={"private_key": None, "password_variable": None})
+    store = store.model_copy(update={"signing": signing})
+    if store.directory is None:
+        store = store.model_copy(update={"cache": store.cache or _CACHE})
+    elif not any(store.directory.is_relative_to(claim.path) for claim in options.claims):
+        raise ConfigError(f"pods do not reach the store {store.uri}", hint="name the claim that holds it under claims")
     gpus = {"nvidia.com/gpu": str(plan.gpus_per_node)} if plan.gpus_per_node else {}
     limits = gpus | ({"memory": f"{round(options.memory_gib * 1024)}Mi"} if options.memory_gib else {})
     uid, _, gid = options.user.partition(":")
@@ -256,12 +236,12 @@ def render_manifests(
         "plan": plan,
         "endpoint_seconds": endpoint_seconds,
         "hosts": _hosts(release),
-        "store": store_of_pods(options),
+        "store": store,
         "image": server_image(release, options),
-        "setup_image": _setup_image(options),
+        "setup_image": setup_image,
         "user": int(uid),
         "group": int(gid or uid),
-        "node_selector": options.node_selector | product,
+        "node_selector": selector,
         "tolerations": [one.of_pod() for one in options.tolerations] if on_gpus else [],
         "resources": {"limits": limits, "requests": limits} if limits else {},
         "environment": {"HOME": "/tmp", **plan.environment},  # noqa: S108 - the pod's own

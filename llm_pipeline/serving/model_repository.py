@@ -209,8 +209,11 @@ def served_config(engine: PackagedEngine, features: Collection[str]) -> ModelCon
     )
     config.model_transaction_policy.decoupled = True
     config.version_policy.latest.num_versions = 1
-    for name, value in {**_limit_parameters(engine.limits), **_shown(engine.facts)}.items():
-        config.parameters[name].string_value = value
+    # Python backends see parameters as strings; zero blocks let the runtime size its KV cache.
+    numbers = {**engine.limits.model_dump(), "kv_cache_blocks": engine.limits.kv_cache_blocks or 0}
+    shown = {f"{FACT_PREFIX}{name}": "" if value is None else value for name, value in engine.facts.items()}
+    for name, text in {**numbers, **shown}.items():
+        config.parameters[name].string_value = str(text)
     return config
 
 
@@ -218,13 +221,3 @@ def copy_code(code: str | Path, destination: Path) -> None:
     """Copy a file, or one of `serving/models` by its name."""
     destination.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(code if isinstance(code, Path) else _CODE / f"{code}.py", destination)
-
-
-def _limit_parameters(limits: EngineLimits) -> dict[str, str]:
-    """Python backends see parameters as strings; zero blocks let the runtime size its KV cache."""
-    numbers = {**limits.model_dump(), "kv_cache_blocks": limits.kv_cache_blocks or 0}
-    return {name: str(value) for name, value in numbers.items()}
-
-
-def _shown(facts: Mapping[str, Fact]) -> dict[str, str]:
-    return {f"{FACT_PREFIX}{name}": "" if value is None else str(value) for name, value in facts.items()}

@@ -45,12 +45,18 @@ def require_free_port(port: int, *, role: str, what: str) -> None:
     Raises:
         ConfigError: The port is in use; the message names the process that listens on it.
     """
-    if not _is_free(port):
-        raise ConfigError(
-            f"{role} port {port} is in use by {_owner(port)}",
-            where=what,
-            hint="stop that process or give this server other ports in the deployment file",
-        )
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT is free
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            raise ConfigError(
+                f"{role} port {port} is in use by {_owner(port)}",
+                where=what,
+                hint="stop that process or give this server other ports in the deployment file",
+            ) from None
 
 
 def _owner(port: int) -> str:
@@ -65,15 +71,3 @@ def _owner(port: int) -> str:
                 name = "unknown"
             return f"pid {connection.pid} ({name})"
     return "a process that is not visible from here"
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT is free
-        try:
-            probe.bind((LOOPBACK, port))
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                return False
-            raise
-    return True

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from llm_pipeline.adapters.tensorrt_llm.checkpoint_preflight import check_checkpoint
+from llm_pipeline.adapters.tensorrt_llm.llmapi_builder import check_checkpoint
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
 from llm_pipeline.cli import main
 from llm_pipeline.config.target import Target

@@ -9,29 +9,32 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
-from llm_pipeline.adapters.tensorrt_llm.checkpoint_preflight import CheckpointFacts, check_checkpoint
 from llm_pipeline.adapters.tensorrt_llm.llmapi_repository import LLM_ARGUMENTS_FILE
 from llm_pipeline.adapters.tensorrt_llm.llmapi_smoke import SmokeReport
+from llm_pipeline.artifacts.checkpoint_files import QuantizationMetadata, read_json, read_quantization
 from llm_pipeline.artifacts.engine_description import (
     EngineDescription,
     EngineFacts,
-    HostFacts,
     driver_warning,
     require_target_host,
 )
 from llm_pipeline.artifacts.golden import GOLDEN_FILE, answered, write_golden
-from llm_pipeline.artifacts.model_rules import read_model_rules
-from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.artifacts.model_rules import TOKENIZER, read_model_rules, read_token_files
+from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
 from llm_pipeline.base.json_document import load_record
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.offline import OFFLINE
+from llm_pipeline.catalog.tables import Column, SupportCell, find_reader_support, find_ready_format
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import BuildInputs, golden_match
 from llm_pipeline.engines.llm_args.checking import check_llm_args
+from llm_pipeline.engines.llm_args.recorded_schema import dialect_of
 from llm_pipeline.engines.llm_args.rendering import LlmArgs, render_llm_args
 from llm_pipeline.engines.tool_process import run_tool
+from llm_pipeline.model_facts.reader import stated_context
 
 log = get_logger(__name__)
 
@@ -43,11 +46,31 @@ class TensorRtLlmLlmApiBuilder:
     """The `tensorrt_llm_llmapi` engine builder."""
 
     def build(self, inputs: BuildInputs, destination: Path) -> EngineFacts:
-        _require_inputs(inputs)
-        checkpoint = check_checkpoint(inputs.checkpoint, inputs.target)
-        arguments = _checked_arguments(inputs, checkpoint)
-        host = require_target_host(inputs.target)
-        _warn_of_driver(inputs.target, host)
+        target, where = inputs.target, f"targets/{inputs.target.name}.yaml"
+        if target.weight_format != "native":
+            raise ConfigError(
+                f"weight_format {target.weight_format} is for CPU targets", where=where, hint="use native"
+            )
+        if not inputs.golden:
+            raise ConfigError(
+                "there are no golden prompts to check the loaded model by",
+                where="accuracy.tasks",
+                hint="give the release a generative task",
+            )
+        if inputs.checkpoint_ref is None:
+            raise ConfigError("the LLM API serves the checkpoint from the store, and this one has no name there")
+        checkpoint = check_checkpoint(inputs.checkpoint, target)
+        dtype = inputs.dtype if checkpoint.quantization.algorithm is None else None
+        arguments = render_llm_args(target, model=MODEL, checkpoint=inputs.checkpoint, dtype=dtype)
+        check = check_llm_args(arguments.document, arguments.version)
+        check.require(where)
+        for warning in (*checkpoint.warnings, *map(str, check.warnings)):
+            log.warning(warning)
+        log.info("the LLM args fit the recorded schema", version=arguments.version, warnings=len(check.warnings))
+        host = require_target_host(target)
+        log.info("the host is the target's", gpu=host.gpus[0].name, gpus=len(host.gpus), driver=host.driver)
+        if too_old := driver_warning(target, host):
+            log.warning(too_old)
         with tempfile.TemporaryDirectory(prefix="build-", dir=destination.parent) as scratch:
             report = _run_smoke(inputs, arguments, Path(scratch))
         matched = golden_match(inputs.golden, report.completions)  # or it answers otherwise than what was judged
@@ -57,10 +80,10 @@ class TensorRtLlmLlmApiBuilder:
         facts = EngineFacts(
             builder="tensorrt_llm_llmapi",
             bytes=len(arguments.to_yaml().encode()),
-            weight_format=inputs.target.weight_format,
+            weight_format=target.weight_format,
             quantization=checkpoint.quantization.algorithm,
             kv_cache=arguments.kv_cache_type,
-            context_length=checkpoint.context_length or inputs.target.limits.maximum_tokens_per_request,
+            context_length=checkpoint.context_length or target.limits.maximum_tokens_per_request,
             device=host.gpus[0].name,
             versions=report.versions,
             seconds=report.seconds,
@@ -71,51 +94,81 @@ class TensorRtLlmLlmApiBuilder:
                 "load_seconds": report.seconds["load"],
                 "golden_match_fraction": matched,
                 "golden_prompts": len(report.completions),
-                "world_size": inputs.target.parallelism.world_size,
+                "world_size": target.parallelism.world_size,
             },
         )
-        description = EngineDescription(
-            facts=facts,
-            target=inputs.target,
-            rules=read_model_rules(inputs.checkpoint),
-            host=host,
-            checkpoint=inputs.checkpoint_ref,
+        rules = read_model_rules(inputs.checkpoint)
+        EngineDescription(facts=facts, target=target, rules=rules, host=host, checkpoint=inputs.checkpoint_ref).write(
+            destination
         )
-        description.write(destination)
         return facts
 
 
-def _require_inputs(inputs: BuildInputs) -> None:
-    where = f"targets/{inputs.target.name}.yaml"
-    if inputs.target.weight_format != "native":
-        raise ConfigError(
-            f"weight_format {inputs.target.weight_format} is for CPU targets", where=where, hint="use native"
+@dataclass(frozen=True)
+class CheckpointFacts:
+    """Facts of a checkpoint that the target's TensorRT-LLM can load, according to the recorded tables.
+
+    Attributes:
+        quantization: What it says of its quantization.
+        context_length: Most tokens that the model can attend to; None if its config does not say.
+        warnings: What may surprise when it is served.
+    """
+
+    quantization: QuantizationMetadata
+    context_length: int | None
+    warnings: tuple[str, ...]
+
+
+def check_checkpoint(checkpoint: Path, target: Target) -> CheckpointFacts:
+    """Check a Hugging Face checkpoint for the LLM API of the target's TensorRT-LLM version, before a GPU is used.
+
+    The runtime finds most of it only after minutes of loading, or never: a quantization name that it does not know
+    loads as something else, and a missing chat template is an error of the first chat request.
+
+    Raises:
+        IntegrityError: Its config, weights or tokenizer are missing, or its quantization metadata is damaged.
+        Unsupported: That version does not read its quantization, or its LLM args are not recorded.
+    """
+    config = read_json(checkpoint / "config.json")
+    if not config.get("architectures"):
+        raise IntegrityError(
+            "config.json names no architecture: the runtime picks the model's code by it",
+            where=str(checkpoint),
+            hint="take config.json from the hub's revision as it is",
         )
-    if not inputs.golden:
-        raise ConfigError(
-            "there are no golden prompts to check the loaded model by",
-            where="accuracy.tasks",
-            hint="give the release a generative task",
+    if not any(checkpoint.glob("*.safetensors")):
+        raise IntegrityError("the checkpoint has no safetensors weights", where=str(checkpoint))
+    if not (checkpoint / TOKENIZER).is_file():
+        hint = "copy the tokenizer's files beside the weights"
+        raise IntegrityError(f"the checkpoint has no tokenizer: no {TOKENIZER}", where=str(checkpoint), hint=hint)
+    quantization = read_quantization(checkpoint)
+    support = _reader_support(quantization, target.runtime_version or "")
+    if support.value == "no":
+        raise Unsupported(
+            f"TensorRT-LLM {target.runtime_version} does not read {quantization.algorithm} checkpoints: {support.why}",
+            where=str(checkpoint),
+            hint="take a format that it reads: see llm-pipeline plan",
         )
-    if inputs.checkpoint_ref is None:
-        raise ConfigError("the LLM API serves the checkpoint from the store, and this one has no name there")
+    context_length = stated_context(config)
+    warnings, asked = [], target.limits.maximum_tokens_per_request
+    if support.value != "yes":
+        warnings.append(f"{quantization.algorithm}: {support.why}")
+    if context_length is not None and asked > context_length:
+        warnings.append(f"limits.maximum_tokens_per_request {asked} is beyond the model's {context_length} positions")
+    if not read_token_files(checkpoint).templates:
+        warnings.append("no chat template: plain prompts work, chat requests are refused")
+    return CheckpointFacts(quantization, context_length, tuple(warnings))
 
 
-def _checked_arguments(inputs: BuildInputs, checkpoint: CheckpointFacts) -> LlmArgs:
-    dtype = inputs.dtype if checkpoint.quantization.algorithm is None else None
-    arguments = render_llm_args(inputs.target, model=MODEL, checkpoint=inputs.checkpoint, dtype=dtype)
-    check = check_llm_args(arguments.document, arguments.version)
-    check.require(f"targets/{inputs.target.name}.yaml")
-    for warning in (*checkpoint.warnings, *map(str, check.warnings)):
-        log.warning(warning)
-    log.info("the LLM args fit the recorded schema", version=arguments.version, warnings=len(check.warnings))
-    return arguments
-
-
-def _warn_of_driver(target: Target, host: HostFacts) -> None:
-    log.info("the host is the target's", gpu=host.gpus[0].name, gpus=len(host.gpus), driver=host.driver)
-    if warning := driver_warning(target, host):
-        log.warning(warning)
+def _reader_support(quantization: QuantizationMetadata, version: str) -> SupportCell:
+    dialect = dialect_of(version)
+    if quantization.algorithm is None:
+        return SupportCell(value="yes", why="not quantized")
+    column: Column = "pytorch_1_2" if dialect.name == "1.2.x" else "pytorch_main"
+    if not quantization.foreign:
+        return find_reader_support(quantization.algorithm, column)
+    known = find_ready_format(quantization.algorithm)
+    return known.tensorrt_llm[column] if known else SupportCell(value="unknown", why="it is in none of our tables")
 
 
 def _run_smoke(inputs: BuildInputs, arguments: LlmArgs, scratch: Path) -> SmokeReport:

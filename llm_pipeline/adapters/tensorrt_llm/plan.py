@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from llm_pipeline.adapters.tensorrt_llm.trtllm_build import (
@@ -73,29 +73,31 @@ def target_problem(target: Target) -> Problem | None:
     Raises:
         ConfigError: The target's accelerator is not in the GPU catalog.
     """
-    check = _engine_problem if target.engine == "tensorrt_llm_engine" else _llm_api_problem
-    return check(target) or _launch_problem(target)
-
-
-def ranks_problem(target: Target, ranks: CheckpointRanks) -> str | None:
-    """Why a target's engine cannot be compiled from a checkpoint of these ranks."""
+    version = target.runtime_version or ""
+    if target.engine == "tensorrt_llm_engine":
+        if (target.parallelism.expert or 1) > 1:
+            return Problem("engines do not spread experts", "no parallelism.expert, or engine: tensorrt_llm_llmapi")
+        if problems := command_problems(target):
+            return Problem(f"{PROGRAM}: {'; '.join(problems)}", "correct them under build.flags, limits and runtime")
+        if problem := _features_problem(target, "none", "none"):
+            return problem
+    elif not _is_recorded(version):
+        # The first known version from here on whose LLM args are recorded, and what holds it.
+        later = (known for known in known_versions() if version_order(known) > version_order(version))
+        nearest = next(filter(_is_recorded, later))
+        images = [container.image for container in containers() if container.tensorrt_llm == nearest]
+        advice = ", ".join((f"runtime_version: {nearest}", *(f"container: {image}" for image in images[:1])))
+        return Problem(f"the LLM args of TensorRT-LLM {version} are not recorded", advice)
+    else:
+        try:
+            _check(target).require(f"targets/{target.name}.yaml")
+        except (ConfigError, Unsupported) as error:
+            return Problem(error.message, error.hint or "correct limits, parallelism and runtime of the target")
+    hosts = tuple(f"host-{number}" for number in range(nodes_of(target)))  # which they are is said when it is started
     try:
-        refuse_other_ranks(target, ranks.tensor, ranks.pipeline)
+        require_launchable(target, host_names=hosts)
     except Unsupported as error:
-        return error.message
-    return None
-
-
-def features_problem(target: Target, weights: WeightFormat, kv_cache: KvCacheFormat) -> Problem | None:
-    """Why an engine of these formats cannot be compiled, or could not do what the target's runtime options ask for.
-
-    Raises:
-        ConfigError: The target's accelerator is not in the GPU catalog.
-    """
-    try:
-        refuse_lost_features(target, *tensorrt_llm_names(weights, kv_cache))
-    except Unsupported as error:
-        return Problem(error.message, error.hint)
+        return Problem(error.message, "correct gpus_per_node and parallelism of the target")
     return None
 
 
@@ -104,32 +106,11 @@ def llm_args_warnings(target: Target) -> tuple[str, ...]:
     return tuple(f"LLM args: {warning}" for warning in _check(target).warnings)
 
 
-def _llm_api_problem(target: Target) -> Problem | None:
-    version = target.runtime_version or ""
-    try:
-        dialect_of(version)
-    except Unsupported as error:
-        return Problem(error.message, _recorded_version(version))
-    try:
-        _check(target).require(f"targets/{target.name}.yaml")
-    except (ConfigError, Unsupported) as error:
-        return Problem(error.message, error.hint or "correct limits, parallelism and runtime of the target")
-    return None
-
-
 def _check(target: Target) -> LlmArgsCheck:
     from llm_pipeline.engines.llm_args.checking import check_llm_args  # jsonschema takes a tenth of a second
 
     arguments = render_llm_args(target, model="checkpoint", checkpoint=None)
     return check_llm_args(arguments.document, arguments.version)
-
-
-def _recorded_version(version: str) -> str:
-    """The first known version from here on whose LLM args are recorded, and what holds it."""
-    later = (known for known in known_versions() if version_order(known) > version_order(version))
-    nearest = next(known for known in later if _is_recorded(known))
-    images = [container.image for container in containers() if container.tensorrt_llm == nearest]
-    return ", ".join((f"runtime_version: {nearest}", *(f"container: {image}" for image in images[:1])))
 
 
 def _is_recorded(version: str) -> bool:
@@ -140,26 +121,25 @@ def _is_recorded(version: str) -> bool:
     return True
 
 
-def _engine_problem(target: Target) -> Problem | None:
-    if (target.parallelism.expert or 1) > 1:
-        return Problem("engines do not spread experts", "no parallelism.expert, or engine: tensorrt_llm_llmapi")
-    if problems := command_problems(target):
-        return Problem(f"{PROGRAM}: {'; '.join(problems)}", "correct them under build.flags, limits and runtime")
-    return features_problem(target, "none", "none")
+_YES = Support("yes", "")
+_NO_EXPORT = "engines are built from TensorRT-LLM checkpoints, which the recipe does not export"
 
 
-def _launch_problem(target: Target) -> Problem | None:
-    """Why no server of the target can be started; which hosts it takes is said when it is."""
-    hosts = tuple(f"host-{number}" for number in range(nodes_of(target)))
+def _features_problem(target: Target, weights: WeightFormat, kv_cache: KvCacheFormat) -> Problem | None:
+    """Why an engine of these formats cannot be compiled, or could not do what the target's runtime options ask for."""
     try:
-        require_launchable(target, host_names=hosts)
+        refuse_lost_features(target, *tensorrt_llm_names(weights, kv_cache))
     except Unsupported as error:
-        return Problem(error.message, "correct gpus_per_node and parallelism of the target")
+        return Problem(error.message, error.hint)
     return None
 
 
-_YES = Support("yes", "")
-_NO_EXPORT = "engines are built from TensorRT-LLM checkpoints, which the recipe does not export"
+def _ranks_problem(target: Target, ranks: CheckpointRanks) -> str | None:
+    try:
+        refuse_other_ranks(target, ranks.tensor, ranks.pipeline)
+    except Unsupported as error:
+        return error.message
+    return None
 
 
 def compiled_weights(target: Target, recipe: QuantizationRecipe) -> Support:
@@ -168,63 +148,28 @@ def compiled_weights(target: Target, recipe: QuantizationRecipe) -> Support:
         return _YES if recipe.tensorrt_llm_checkpoint else Support("no", _NO_EXPORT)
     if (exported := _exported(recipe, kv_cache="none")).value == "no":
         return exported
-    problem = features_problem(target, recipe.weights, "none")
+    problem = _features_problem(target, recipe.weights, "none")
     return Support("no", problem.reason) if problem else _YES
 
 
-def compiled_kv_cache(target: Target, recipe: QuantizationRecipe) -> Support:
+def _compiled_kv_cache(target: Target, recipe: QuantizationRecipe) -> Support:
     """Whether an engine can be compiled with a recipe's KV cache; the weights are judged for themselves."""
     if (exported := _exported(recipe, weights="fp8", modelopt_recipe=None)).value == "no":
         return exported
-    if features_problem(target, recipe.weights, "none"):
+    if _features_problem(target, recipe.weights, "none"):
         return _YES
-    problem = features_problem(target, recipe.weights, recipe.kv_cache)
+    problem = _features_problem(target, recipe.weights, recipe.kv_cache)
     return Support("no", problem.reason) if problem else _YES
-
-
-def export_problems(target: Target, recipe: QuantizationRecipe) -> Iterator[str]:
-    """Why the recipe's export is not the one that the target's engine is built from."""
-    if not recipe.tensorrt_llm_checkpoint:
-        yield _NO_EXPORT
-    elif problem := ranks_problem(target, recipe.tensorrt_llm_ranks):
-        yield problem
-
-
-def export_changes(target: Target, recipe: QuantizationRecipe) -> Iterator[str]:
-    """What to write into the recipe, so that it exports what the target's engine is built from."""
-    if not recipe.tensorrt_llm_checkpoint:
-        yield "tensorrt_llm_checkpoint: true"
-    if ranks_problem(target, recipe.tensorrt_llm_ranks):
-        wanted = target.parallelism
-        yield f"tensorrt_llm_ranks: {{tensor: {wanted.tensor}, pipeline: {wanted.pipeline}}}"
-
-
-def compiled_formats(
-    target: Target, recipe: QuantizationRecipe, formats: Collection[WeightFormat]
-) -> tuple[WeightFormat, ...]:
-    """Those of some formats of weights that an engine can be compiled with."""
-    others = [name for name in formats if name != "none"]
-    return tuple(name for name in others if compiled_weights(target, _with(recipe, weights=name)).value == "yes")
-
-
-def compiled_kv_caches(
-    target: Target, weights: WeightFormat, formats: Collection[KvCacheFormat]
-) -> tuple[KvCacheFormat, ...]:
-    """Those of some formats of the KV cache that an engine with such weights can be compiled with."""
-    return tuple(name for name in formats if features_problem(target, weights, name) is None)
 
 
 def _exported(recipe: QuantizationRecipe, **changes: Any) -> Support:
     """Whether a TensorRT-LLM checkpoint, which engines are built from, can hold what a recipe makes."""
     try:
-        refuse_unsupported_tensorrt_llm_checkpoint(_with(recipe, tensorrt_llm_checkpoint=True, **changes))
+        exported = recipe.model_copy(update={"tensorrt_llm_checkpoint": True, **changes})
+        refuse_unsupported_tensorrt_llm_checkpoint(exported)
     except Unsupported as error:
         return Support("no", error.message)
     return _YES
-
-
-def _with(recipe: QuantizationRecipe, **changes: Any) -> QuantizationRecipe:
-    return recipe.model_copy(update=changes)
 
 
 def judge(question: FormatQuestion) -> Legal | Refused:
@@ -236,9 +181,12 @@ def judge(question: FormatQuestion) -> Legal | Refused:
     newest = containers()[0]
     if refused := gpu_target_refusal(target, f"runtime_version: {newest.tensorrt_llm}, container: {newest.image}"):
         return refused
-    if refused := _judge_version(target, target.runtime_version or "", target.container or ""):
-        return refused
-    if question.recipe.weights == "ready" and target.engine == "tensorrt_llm_engine":
+    version, compiled = target.runtime_version or "", target.engine == "tensorrt_llm_engine"
+    problem = version_problem(version) or (engine_problem(version) if compiled else None)
+    problem = problem or container_problem(target.container or "", version) or target_problem(target)
+    if problem:
+        return Refused(reason=problem.reason, nearest=problem.nearest)
+    if question.recipe.weights == "ready" and compiled:
         return Refused(reason=_NO_EXPORT, nearest=OTHER_ENGINE)
     if question.foreign_format:
         return _judge_foreign(platform, question.foreign_format)
@@ -261,14 +209,6 @@ def _judge_foreign(platform: Platform, name: str) -> Legal | Refused:
     return legal([Support(one.value, f"{what} is {one.value} in our tables ({one.why})") for what, one in told])
 
 
-def _judge_version(target: Target, version: str, container: str) -> Refused | None:
-    problem = version_problem(version)
-    if target.engine == "tensorrt_llm_engine":
-        problem = problem or engine_problem(version)
-    problem = problem or container_problem(container, version) or target_problem(target)
-    return Refused(reason=problem.reason, nearest=problem.nearest) if problem else None
-
-
 def _judge_formats(question: FormatQuestion, platform: Platform) -> Legal | Refused:
     target, recipe, dtype, fits = question.target, question.recipe, question.dtype, question.fits
     asked, compiled = question.asked, target.engine == "tensorrt_llm_engine"
@@ -279,10 +219,18 @@ def _judge_formats(question: FormatQuestion, platform: Platform) -> Legal | Refu
     kv_cache = kv_support(platform, asked.kv_cache)
     if compiled:
         weights = {name: worse(support, compiled_weights(target, recipe)) for name, support in weights.items()}
-        kv_cache = worse(kv_cache, compiled_kv_cache(target, recipe))
+        kv_cache = worse(kv_cache, _compiled_kv_cache(target, recipe))
     supports = (*weights.values(), kv_cache)
-    refusals = [support.text for support in supports if support.value == "no"]
-    reasons = [*dict.fromkeys((*refusals, *(export_problems(target, recipe) if compiled else ())))]
+    reasons = [support.text for support in supports if support.value == "no"]
+    advice, other_ranks = [], None
+    if compiled and not recipe.tensorrt_llm_checkpoint:
+        reasons.append(_NO_EXPORT)
+        advice.append("tensorrt_llm_checkpoint: true")
+    if compiled and (other_ranks := _ranks_problem(target, recipe.tensorrt_llm_ranks)):
+        wanted = target.parallelism
+        advice.append(f"tensorrt_llm_ranks: {{tensor: {wanted.tensor}, pipeline: {wanted.pipeline}}}")
+    if other_ranks and recipe.tensorrt_llm_checkpoint:
+        reasons.append(other_ranks)
     if not reasons:
         return legal((*supports, *_runtime_supports(target, recipe)))
     refused = [name for name, support in weights.items() if support.value == "no"]
@@ -290,16 +238,17 @@ def _judge_formats(question: FormatQuestion, platform: Platform) -> Legal | Refu
     if kv_cache.value != "no":
         kv_caches = (asked.kv_cache, *kv_caches)
     if compiled:
-        formats = compiled_formats(target, recipe, formats)
+        formats = tuple(
+            name
+            for name in formats
+            if name != "none" and compiled_weights(target, recipe.model_copy(update={"weights": name})).value == "yes"
+        )
     formats = fitting(formats or ("none",), fits)  # unquantized, where no format is known to run
     if compiled:
         chosen = nearest_weights(bits_per_weight(recipe), formats) if refused else recipe.weights
-        kv_caches = compiled_kv_caches(target, chosen, kv_caches)
-    advice = (
-        *changes(recipe, asked, refused, formats, kv_caches),
-        *(export_changes(target, recipe) if compiled else ()),
-    )
-    return Refused(reason="; ".join(reasons), nearest=", ".join(advice))
+        kv_caches = tuple(name for name in kv_caches if _features_problem(target, chosen, name) is None)
+    advice = [*changes(recipe, asked, refused, formats, kv_caches), *advice]
+    return Refused(reason="; ".join(dict.fromkeys(reasons)), nearest=", ".join(advice))
 
 
 def _runtime_supports(target: Target, recipe: QuantizationRecipe) -> Iterator[Support]:
