@@ -139,7 +139,7 @@ def _lay_out(options: argparse.Namespace) -> int:
 
     from llm_pipeline.base.records import ArtifactRef
     from llm_pipeline.config.store import Store, StoreModel
-    from llm_pipeline.serving.pod_setup import lay_out_view
+    from llm_pipeline.serving.repository_links import lay_out_view
     from llm_pipeline.store import open_store
 
     kind, _, digest = options.repository.partition("/")
@@ -154,7 +154,7 @@ def _lay_out(options: argparse.Namespace) -> int:
 
 
 def _await(options: argparse.Namespace) -> int:
-    from llm_pipeline.serving.pod_setup import await_listeners
+    from llm_pipeline.serving.repository_links import await_listeners
 
     await_listeners(options.addresses, 60 * options.minutes)
     return ExitCode.GO

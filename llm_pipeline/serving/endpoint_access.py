@@ -6,6 +6,7 @@ the model that the endpoint names, and the golden outputs show whether that is t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import ssl
 from collections.abc import Mapping
@@ -31,7 +32,8 @@ def tls_context(endpoint: Endpoint) -> ssl.SSLContext | None:
     try:
         return ssl.create_default_context(cafile=endpoint.ca_file)
     except OSError as error:  # which an SSLError is
-        raise _unreadable(endpoint, error) from error
+        where = endpoint.ca_file or endpoint.url
+        raise ConfigError(f"ca_file: {error}", where=where, hint="name a PEM file") from error
 
 
 def active_requests(endpoint: Endpoint, *, seconds: float = 5.0) -> int | None:
@@ -55,10 +57,6 @@ def active_requests(endpoint: Endpoint, *, seconds: float = 5.0) -> int | None:
 def refusal_of(answer: HttpAnswer, headers: Mapping[str, str]) -> str:
     """Why a server refused, in its own words: one short line, without the values of the headers that were sent."""
     return one_line(shown(refusal_text(answer.body), header_secrets(headers)))
-
-
-def _unreadable(endpoint: Endpoint, error: OSError) -> ConfigError:
-    return ConfigError(f"ca_file: {error}", where=endpoint.ca_file or endpoint.url, hint="name a PEM file")
 
 
 _ANSWER_SECONDS = 10.0
@@ -135,7 +133,10 @@ def _card(endpoint: Endpoint) -> dict[str, Any]:
         raise ConfigError(f"the server refuses access: {said}", where=url, hint=hint)
     if answer.status in _BUSY:
         raise Transient(f"the server is not ready: HTTP {answer.status}: {said}", where=url)
-    models = _models(answer.body) if answer.status == HTTPStatus.OK else None
+    models: dict[str, dict[str, Any]] | None = None
+    if answer.status == HTTPStatus.OK:
+        with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):
+            models = {str(card["id"]): dict(card) for card in json.loads(answer.body)["data"]}
     if models is None:
         raise IntegrityError(
             f"no list of models as in OpenAI's API: HTTP {answer.status}: {said}",
@@ -151,12 +152,3 @@ def _card(endpoint: Endpoint) -> dict[str, Any]:
             hint="name one of them as openai_model, or serve the release under that name",
         )
     return models[endpoint.openai_model]
-
-
-def _models(body: bytes) -> dict[str, dict[str, Any]] | None:
-    """The models' cards by name; None if there are none to be read."""
-    try:
-        cards = {card["id"]: dict(card) for card in json.loads(body)["data"]}
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return None
-    return cards if all(isinstance(name, str) for name in cards) else None

@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
+from typing import Any
 
 import aiohttp
 
@@ -34,19 +35,6 @@ _CONCURRENCY = 8
 DEFAULT_CONTEXT = 2048
 _PROMPT_SHARE = 8
 log = get_logger(__name__)
-
-
-@dataclass(frozen=True)
-class Gauges:
-    """The model's own metrics.
-
-    Attributes:
-        active: Requests accepted and not ended.
-        cancelled: Requests that ended as cancelled so far; None when they are not counted.
-    """
-
-    active: int
-    cancelled: int | None
 
 
 @dataclass(frozen=True)
@@ -90,11 +78,8 @@ class Served:
         """The answers to golden prompts, decoded greedily."""
         return await self.ask([GenerationRequest(one.prompt, one.maximum_tokens) for one in golden], stream=stream)
 
-    async def generated_tokens(self) -> int | None:
-        """Tokens that the model has counted as generated so far; None without that metric."""
-        return whole_sum(await self._metrics(), *METRICS.output_tokens)
-
-    async def _metrics(self) -> dict[Series, float]:
+    async def metrics(self) -> dict[Series, float]:
+        """The server's metrics now; none when they cannot be read."""
         if self.endpoint.metrics_url is None:
             return {}
         try:
@@ -103,15 +88,9 @@ class Served:
         except NO_ANSWER:
             return {}
 
-    async def gauges(self) -> Gauges | None:
-        """The model's metrics now; None when they cannot be read or are not there."""
-        page = await self._metrics()
-        active = whole_sum(page, *METRICS.active)
-        if active is None:
-            return None
-        counters = (whole_sum(page, name, label=label) for name, label in METRICS.cancelled)
-        cancelled = next((count for count in counters if count is not None), None)
-        return Gauges(active, cancelled)
+    async def generated_tokens(self) -> int | None:
+        """Tokens that the model has counted as generated so far; None without that metric."""
+        return whole_sum(await self.metrics(), *METRICS.output_tokens)
 
 
 def all_right(name: str, total: int, wrong: Sequence[str]) -> Evidence:
@@ -138,65 +117,54 @@ _PLACE = "a client that goes away frees its place"
 
 async def departures_free(served: Served) -> Evidence:
     """Start long streams, drop them, and check that the server is as free as before; without metrics INCONCLUSIVE."""
-    before = await served.gauges()
-    if before is None:
+
+    def fact(verdict: Verdict, detail: str = "", **measured: Any) -> Evidence:
+        return Evidence(name=_PLACE, verdict=verdict, limit=_RELEASE_SECONDS, unit="s", detail=detail, **measured)
+
+    def cancelled(page: dict[Series, float]) -> int | None:
+        """Requests that ended as cancelled so far; None when they are not counted."""
+        counters = (whole_sum(page, name, label=label) for name, label in METRICS.cancelled)
+        return next((count for count in counters if count is not None), None)
+
+    before = await served.metrics()
+    if whole_sum(before, *METRICS.active) is None:
         detail = "Without metrics_url this cannot be checked."
         if served.endpoint.metrics_url is not None:
             detail = f"The page at {served.endpoint.metrics_url} has none of {', '.join(METRICS.active)}."
-        return Evidence(name=_PLACE, verdict=Verdict.INCONCLUSIVE, limit=_RELEASE_SECONDS, unit="s", detail=detail)
+        return fact(Verdict.INCONCLUSIVE, detail)
+    request = GenerationRequest(served.any_prompt, max(1, served.context * 3 // 4), ignore_eos=True)
     try:
-        await _abandon_streams(served)
+        while True:  # half as many tokens and so on, while a context that nobody stated was too long
+            try:
+                first = await served.client.open_stream(request)
+                break
+            except aiohttp.ClientResponseError:
+                if served.stated_context is not None or request.maximum_tokens < _FEWEST_TOKENS:
+                    raise
+                request = replace(request, maximum_tokens=request.maximum_tokens // 2)
+        # Several streams, dropped after their first chunk: one alone might end before it is noticed.
+        others = await asyncio.gather(*(served.client.open_stream(request) for _ in range(_ABANDONED_STREAMS - 1)))
+        for stream in (first, *others):
+            await stream.content.readline()
+            stream.close()
     except NO_ANSWER as error:
         why = f"HTTP {error.status}" if isinstance(error, aiohttp.ClientResponseError) else type(error).__name__
-        detail = f"No stream began ({why})."
-        return Evidence(name=_PLACE, verdict=Verdict.NO_GO, limit=_RELEASE_SECONDS, unit="s", detail=detail)
-    return await _place_is_free(served, before)
-
-
-async def _abandon_streams(served: Served) -> None:
-    """Start several long streams and drop them after their first chunk: one alone might end before it is noticed."""
-    request = GenerationRequest(served.any_prompt, max(1, served.context * 3 // 4), ignore_eos=True)
-    first, request = await _longest_stream(served, request)
-    others = await asyncio.gather(*(served.client.open_stream(request) for _ in range(_ABANDONED_STREAMS - 1)))
-    for stream in (first, *others):
-        await stream.content.readline()
-        stream.close()
-
-
-async def _longest_stream(
-    served: Served, request: GenerationRequest
-) -> tuple[aiohttp.ClientResponse, GenerationRequest]:
-    """A stream of the request, or of half as many tokens and so on while a context that nobody stated was too long."""
-    while True:
-        try:
-            return await served.client.open_stream(request), request
-        except aiohttp.ClientResponseError:
-            if served.stated_context is not None or request.maximum_tokens < _FEWEST_TOKENS:
-                raise
-            request = replace(request, maximum_tokens=request.maximum_tokens // 2)
-
-
-async def _place_is_free(served: Served, before: Gauges) -> Evidence:
+        return fact(Verdict.NO_GO, f"No stream began ({why}).")
     started = time.perf_counter()
-    while (now := await served.gauges()) and now.active and time.perf_counter() - started < _RELEASE_SECONDS:  # noqa: ASYNC110
+    while True:
+        page = await served.metrics()
+        active, seconds = whole_sum(page, *METRICS.active), time.perf_counter() - started
+        if not active or seconds >= _RELEASE_SECONDS:
+            break
         await asyncio.sleep(0.05)
-    seconds = time.perf_counter() - started
     fault = ""
-    if now is None or now.active:
-        active = now.active if now else "an unknown number of"
-        fault = f"The server's metrics still count {active} requests after {seconds:.1f} s."
-    elif seconds > _PROMPT_SECONDS and now.cancelled is not None and now.cancelled == before.cancelled:
+    if active != 0:
+        counted = "an unknown number of" if active is None else active
+        fault = f"The server's metrics still count {counted} requests after {seconds:.1f} s."
+    elif seconds > _PROMPT_SECONDS and cancelled(page) is not None and cancelled(page) == cancelled(before):
         # requests that are shorter than the server's check may end before it notices that the client left
         fault = "The requests ran to their end although their clients had gone."
-    return Evidence(
-        name=_PLACE,
-        verdict=Verdict.NO_GO if fault else Verdict.GO,
-        measured=seconds,
-        limit=_RELEASE_SECONDS,
-        unit="s",
-        samples=_ABANDONED_STREAMS,
-        detail=fault,
-    )
+    return fact(Verdict.NO_GO if fault else Verdict.GO, fault, measured=seconds, samples=_ABANDONED_STREAMS)
 
 
 _REPEATS = "repeated prompts are generated again"
@@ -407,19 +375,15 @@ def _common(prompt: GoldenPrompt, answer: Generation) -> float:
     """Share of the longer text that is equal from its start; 0 without an answer."""
     if not answer.ok:
         return 0.0
-    wanted, got = _compared(prompt, answer)
+    wanted, got = prompt.compared(answer.text, was_cut=answer.finish_reason == "length")
     return _first_difference(wanted, got) / max(len(wanted), len(got), 1) if wanted != got else 1.0
-
-
-def _compared(prompt: GoldenPrompt, answer: Generation) -> tuple[str, str]:
-    return prompt.compared(answer.text, was_cut=answer.finish_reason == "length")
 
 
 def _difference(prompt: GoldenPrompt, answer: Generation) -> str:
     """How an answer differs, from just before the place where it does."""
     if not answer.ok:
         return f"{_cut(prompt.prompt)!r} gave {answer.error!r}"
-    wanted, got = _compared(prompt, answer)
+    wanted, got = prompt.compared(answer.text, was_cut=answer.finish_reason == "length")
     place = _first_difference(wanted, got)
     where = f" from character {place} on" if place else ""
     return f"{_cut(prompt.prompt)!r} gave {_cut(got[place:])!r} instead of {_cut(wanted[place:])!r}{where}"
@@ -437,19 +401,19 @@ def _cut(text: str) -> str:
 
 async def streams_equal(served: Served) -> Evidence:
     """Whether a stream, joined, equals the whole answer."""
+
+    def told(answer: Generation) -> tuple[str, int]:
+        """Text and tokens: of a character that `max_tokens` cuts, llama.cpp's streams show nothing."""
+        return answer.text.rstrip(HALF_A_CHARACTER), answer.output_tokens
+
     prompts = served.golden[:_FEW_PROMPTS]
     whole, streamed = await served.ask_golden(prompts), await served.ask_golden(prompts, stream=True)
     wrong = [
         answer.error or f"streamed {_cut(answer.text)!r}, whole {_cut(other.text)!r}"
         for answer, other in zip(streamed, whole, strict=True)
-        if not answer.ok or _whole_characters(answer) != _whole_characters(other)
+        if not answer.ok or told(answer) != told(other)
     ]
     return all_right("streams equal whole answers", len(prompts), wrong)
-
-
-def _whole_characters(answer: Generation) -> tuple[str, int]:
-    """An answer's text and tokens: of a character that `max_tokens` cuts, llama.cpp's streams show nothing."""
-    return answer.text.rstrip(HALF_A_CHARACTER), answer.output_tokens
 
 
 async def length_is_kept(served: Served) -> Evidence:

@@ -1,4 +1,4 @@
-"""What a server needs of a model repository before it starts: linked artifacts, and a host that fits.
+"""What a server needs before it starts: linked artifacts, a host that fits, and in pods the others of its group.
 
 `links.json` maps a directory inside the repository to an artifact's kind and digest, so that no weights are copied.
 Before a server starts, they are fetched from the store, verified, and given to `start_server` as local directories.
@@ -7,7 +7,10 @@ Before a server starts, they are fetched from the store, verified, and given to 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from pydantic import TypeAdapter, ValidationError
@@ -15,10 +18,17 @@ from pydantic import TypeAdapter, ValidationError
 from llm_pipeline.artifacts import engine_description
 from llm_pipeline.artifacts.engine_description import ENGINE_FILE, EngineDescription
 from llm_pipeline.artifacts.repository_layout import ENGINE_DIRECTORY, LINKS_FILE, MODEL_NAME, MODEL_VERSION
-from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
+from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.base.waiting import wait_until
+from llm_pipeline.serving.triton_runtime import link_repository
 from llm_pipeline.store.artifact_store import ArtifactStore
 
+log = get_logger(__name__)
+
+_POLL_SECONDS = 1.0
+_CONNECT_SECONDS = 5.0
 _LINKS = TypeAdapter(dict[str, ArtifactRef])
 
 
@@ -68,3 +78,43 @@ def refuse_other_host(repository: Path) -> None:
     engine = repository / MODEL_NAME / str(MODEL_VERSION) / ENGINE_DIRECTORY
     if (engine / ENGINE_FILE).is_file():
         engine_description.refuse_other_host(EngineDescription.read(engine))
+
+
+def lay_out_view(store: ArtifactStore, ref: ArtifactRef, view: Path) -> None:
+    """Make a server's view of a model repository: links to verified artifacts, in place of what is there.
+
+    Raises:
+        IntegrityError: The repository, or what it links to, is missing or damaged.
+        Unsupported: Its engine was built for another kind of host.
+    """
+    repository = store.fetch(ref)
+    refuse_other_host(repository)
+    links = fetch_links(repository, store)
+    link_repository(repository, view, links)
+    log.info("the repository is laid out", repository=str(ref), view=str(view), links=len(links))
+
+
+def await_listeners(addresses: Sequence[str], seconds: float) -> None:
+    """Wait until a process listens on every `host:port`.
+
+    Raises:
+        ConfigError: An address has no port.
+        Transient: One of them has no listener in time.
+    """
+    deadline = time.monotonic() + seconds
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal():
+            raise ConfigError(f"not host:port: {address!r}")
+        if not wait_until(partial(_listens, host, int(port)), deadline - time.monotonic(), every=_POLL_SECONDS):
+            raise Transient(f"no process listens after {seconds:g} s", where=address, hint="see the log of that pod")
+        log.info("a pod of the group listens", address=address)
+
+
+def _listens(host: str, port: int) -> bool:
+    """False also while the name does not resolve: a pod's name resolves once the pod exists."""
+    try:
+        with socket.create_connection((host, port), timeout=_CONNECT_SECONDS):
+            return True
+    except OSError:
+        return False

@@ -18,10 +18,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llm_pipeline.artifacts.checkpoint_directory import check_directory
+from llm_pipeline.artifacts.endpoint_description import ServeCommand
+from llm_pipeline.artifacts.repository_layout import CHECKPOINT_DIRECTORY, MODEL_NAME, MODEL_VERSION
 from llm_pipeline.base.directory_listing import refuse_unreadable
 from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.base.offline import OFFLINE
 from llm_pipeline.base.plain_environment import engine_environment
+from llm_pipeline.serving.endpoint_access import served_name
 
 _DIRECTORY = Path("/dev/shm")  # noqa: S108 - where the kernel keeps POSIX shared memory
 STUB = "triton_python_backend_stub"
@@ -248,16 +251,6 @@ def server_reads(home: TritonHome, interpreter: StubInterpreter) -> tuple[Path, 
     return (home.server, *filter(None, (home.libraries,)), interpreter.library_directory, *interpreter.places)
 
 
-def interpreter_reads(python: Path) -> tuple[Path, ...]:
-    """What a server with the software of an interpreter reads of it.
-
-    Raises:
-        ConfigError: It does not run.
-    """
-    facts = _interpreter_facts(python)
-    return tuple(map(Path, filter(None, (facts["library_directory"], *facts["places"]))))
-
-
 def _interpreter_facts(python: Path) -> dict[str, Any]:
     try:
         answer = subprocess.run(  # at the root, for it would import what lies in its working directory
@@ -267,3 +260,31 @@ def _interpreter_facts(python: Path) -> dict[str, Any]:
     except (OSError, subprocess.SubprocessError, json.JSONDecodeError) as error:
         raise ConfigError(f"the model interpreter does not run: {error}", where=str(python)) from error
     return facts
+
+
+def prepare_own_server(command: ServeCommand, python: Path, state: Path, *, port: int, digest: str) -> Launch:
+    """Lay out what the server needs beside its view of the repository; what is to be started.
+
+    Its model is a link with the repository's name: so the API says which repository it is, as our own endpoint does.
+
+    Raises:
+        ConfigError: The command is not there, or the interpreter does not run.
+    """
+    python = python.absolute()
+    program = python.parent / command.program
+    if not program.is_file():
+        raise ConfigError(
+            f"there is no command {command.program}, which is to serve the release",
+            where=str(program),
+            hint="install it in the environment of the place, or set server: triton in the target",
+        )
+    facts = _interpreter_facts(python)
+    own_directories(state)
+    (state / "repository" / served_name(digest)).symlink_to(
+        Path(MODEL_NAME, str(MODEL_VERSION), CHECKPOINT_DIRECTORY), target_is_directory=True
+    )
+    return Launch(
+        command.of(python.parent, model=served_name(digest), port=port),
+        plain_environment_of(python, state) | command.environment,
+        tuple(map(Path, filter(None, (facts["library_directory"], *facts["places"])))),
+    )

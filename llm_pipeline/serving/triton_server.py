@@ -6,7 +6,7 @@
 
 The state directory holds the pid record, the log, what is being served, and the runtime files of the server. With it
 starts and ends the process that speaks OpenAI's API (`openai_process`). Where the repository names a server that speaks
-it itself, that one is started instead of both (`own_server`).
+it itself, that one is started instead of both (`prepare_own_server`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ from llm_pipeline.serving.openai_process import (
     start_openai,
     stop_openai,
 )
-from llm_pipeline.serving.own_server import prepare_own_server
 from llm_pipeline.serving.ports import LOOPBACK, loopback_endpoint, require_free
 from llm_pipeline.serving.server_log import failure_lines, own_failure
 from llm_pipeline.serving.slot_fence import FencingToken, admit, exclusive
@@ -54,6 +53,7 @@ from llm_pipeline.serving.triton_runtime import (
     inspect_interpreter,
     link_repository,
     open_home,
+    prepare_own_server,
     prepare_runtime,
     segment_prefix,
     segments,

@@ -11,7 +11,7 @@ pytest.importorskip("tritonclient")
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as messages
 
-from llm_pipeline.adapters.tensorrt_llm.engine_repository import _TEMPLATES, template_values
+from llm_pipeline.adapters.tensorrt_llm.repositories import _TEMPLATES, template_values
 from llm_pipeline.config.target import Target
 
 

@@ -141,7 +141,7 @@ def greedy_engine(engine: Path, texts: list[str], tokens: int) -> list[list[int]
     """The same from an engine, all texts in flight together."""
     import openvino_genai as genai
 
-    from llm_pipeline.adapters.openvino.throughput import scheduler
+    from llm_pipeline.adapters.openvino.builder import scheduler
     from llm_pipeline.artifacts.engine_description import EngineDescription
     from llm_pipeline.config.target import EngineLimits
 

@@ -15,8 +15,7 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.cli import main
 from llm_pipeline.config.store import store_settings
 from llm_pipeline.config.target import Target
-from llm_pipeline.serving.pod_setup import await_listeners
-from llm_pipeline.serving.repository_links import write_links
+from llm_pipeline.serving.repository_links import await_listeners, write_links
 from llm_pipeline.store import ArtifactStore, open_store
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from llm_pipeline.adapters.tensorrt_llm.engine_repository import write_engine_set
-from llm_pipeline.adapters.tensorrt_llm.llmapi_repository import SERVER, write_llm_api
+from llm_pipeline.adapters.tensorrt_llm.repositories import SERVER, write_engine_set, write_llm_api
 from llm_pipeline.artifacts.repository_layout import ENGINE_MODEL, MODEL_NAME
 from llm_pipeline.base.adapters import OnCall
 from llm_pipeline.config.target import EngineModel

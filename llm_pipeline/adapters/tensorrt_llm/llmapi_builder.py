@@ -12,8 +12,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from llm_pipeline.adapters.tensorrt_llm.llmapi_repository import LLM_ARGUMENTS_FILE
 from llm_pipeline.adapters.tensorrt_llm.llmapi_smoke import SmokeReport
+from llm_pipeline.adapters.tensorrt_llm.repositories import LLM_ARGUMENTS_FILE
 from llm_pipeline.artifacts.checkpoint_files import QuantizationMetadata, read_json, read_quantization
 from llm_pipeline.artifacts.engine_description import (
     EngineDescription,
