@@ -8,7 +8,7 @@ Which texts they are follows from the files and the seed alone; tokens need Tran
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -51,7 +51,9 @@ def read_sources(path: Path, calibration: Calibration) -> tuple[tuple[Sample, ..
     Raises:
         ConfigError: A file is missing or unreadable, or a line of it is no sample.
     """
-    files = [path] if path.is_file() else _in_order(path)
+    files = [path] if path.is_file() else [file for file in path.glob("*") if file.suffix in _SUFFIXES]
+    if len(files) > 1:  # `0-first.jsonl`, `1-second.jsonl`
+        files.sort(key=lambda file: int("0" + file.name.partition("-")[0]))
     if len(files) != len(calibration.sources):
         found = f"{len(files)} jsonl or parquet files for {len(calibration.sources)} sources"
         raise ConfigError(found, where=str(path), hint="resolve the release again")
@@ -59,17 +61,6 @@ def read_sources(path: Path, calibration: Calibration) -> tuple[tuple[Sample, ..
         read_source(file, source, chat=calibration.chat_template)
         for file, source in zip(files, calibration.sources, strict=True)
     )
-
-
-def _in_order(directory: Path) -> list[Path]:
-    """Several files are numbered: `0-first.jsonl`, `1-second.jsonl`."""
-    found = [path for path in directory.glob("*") if path.suffix in _SUFFIXES]
-    return found if len(found) == 1 else sorted(found, key=_number)
-
-
-def _number(path: Path) -> int:
-    number = path.name.partition("-")[0]
-    return int(number) if number.isdecimal() else 0
 
 
 def read_source(path: Path, source: CalibrationSource, *, chat: bool) -> tuple[Sample, ...]:
@@ -92,10 +83,10 @@ def read_source(path: Path, source: CalibrationSource, *, chat: bool) -> tuple[S
 
 
 def _rows(path: Path, columns: Sequence[str] = ()) -> Iterator[tuple[dict[str, Any], str]]:
-    return _parquet_rows(path, columns) if path.suffix == ".parquet" else _json_rows(path)
-
-
-def _json_rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
+    """The rows of a file, each with where it stands."""
+    if path.suffix == ".parquet":
+        yield from _parquet_rows(path, columns)
+        return
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
@@ -143,15 +134,12 @@ def _sample(row: dict[str, Any], field: str, where: str) -> Sample:
         require_whole(value, where=where)
         return Sample(value, where)
     wrong = "is empty" if _is_blank(value) and field in row else "is not text" if field in row else "is missing"
-    raise ConfigError(f"{field!r} {wrong}", where=where, hint=_hint(row, field))
-
-
-def _hint(row: dict[str, Any], field: str) -> str:
+    hint = f'write {{"{field}": "..."}}'
     if field == "text" and "messages" in row:
-        return "set calibration.chat_template: true for chats"
-    if field == "messages":
-        return 'write {"messages": [{"role": "user", "content": "..."}]}, or set calibration.chat_template: false'
-    return f'write {{"{field}": "..."}}'
+        hint = "set calibration.chat_template: true for chats"
+    elif field == "messages":
+        hint = 'write {"messages": [{"role": "user", "content": "..."}]}, or set calibration.chat_template: false'
+    raise ConfigError(f"{field!r} {wrong}", where=where, hint=hint)
 
 
 def _chat(messages: list[Any], where: str) -> Sample:
@@ -229,7 +217,9 @@ def draw_calibration(sources: Sequence[Sequence[Sample]], calibration: Calibrati
     for sample, tokens in zip(chosen, encoded, strict=True):
         if special.issuperset(tokens):
             raise ConfigError("the text has no tokens", where=sample.where, hint="remove the line")
-    cut = _packed(encoded, calibration, tokenizer) if calibration.packing else _cut(encoded, calibration)
+    cut = [tokens[: calibration.maximum_tokens] for tokens in encoded]
+    if calibration.packing:
+        cut = _packed(encoded, calibration, tokenizer)
     sequences = tuple(sorted(cut, key=len))
     drawn = CalibrationSet(sequences, sha256_json(sequences), len(chosen))
     lengths = f"{len(sequences[0])} to {len(sequences[-1])} tokens"
@@ -284,10 +274,6 @@ def _rendered(sample: Sample, tokenizer: Any) -> str:
     except Exception as error:  # of a program of the repository: whatever it raises is its refusal
         problem = str(error)[:500] or type(error).__name__
         raise ConfigError(f"the model's chat template refuses the chat: {problem}", where=sample.where) from error
-
-
-def _cut(encoded: Iterable[Tokens], calibration: Calibration) -> list[Tokens]:
-    return [tokens[: calibration.maximum_tokens] for tokens in encoded]
 
 
 def _packed(encoded: Sequence[Tokens], calibration: Calibration, tokenizer: Any) -> list[Tokens]:

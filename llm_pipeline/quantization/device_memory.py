@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import re
 import resource
 from collections.abc import Iterator, Mapping
@@ -36,13 +35,6 @@ class OutOfMemory(Terminal):
     """Too little device memory; the hint says what to change."""
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory, of the device or of the host, has run out."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
-
-
 @contextlib.contextmanager
 def out_of_memory_in(
     what: str, hint: str = "use a larger GPU, more GPUs, or a machine that is not shared"
@@ -55,18 +47,11 @@ def out_of_memory_in(
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
+        is_ours = isinstance(error, torch.OutOfMemoryError | MemoryError) or _OUT_OF_MEMORY.search(str(error))
+        if not is_ours:
             raise
         release_cached()
         raise OutOfMemory(f"out of memory in {what}: {error}", hint=hint) from error
-
-
-def free_bytes(device: torch.device) -> int:
-    """What can still be allocated: free on the device, and cached by this process."""
-    if device.type != "cuda":
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    free, _ = torch.cuda.mem_get_info(device)
-    return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
 
 
 def release_cached() -> None:

@@ -15,7 +15,7 @@ Nothing else of ours is handed on. What a stage needs follows from its declarati
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from llm_pipeline.base.plain_environment import gpu_variables, is_plain
@@ -37,7 +37,7 @@ def stage_environment(request: StageRequest, deployment: Deployment) -> dict[str
         ConfigError: The stage is unknown, or a file that it reads is wrong.
     """
     gpus = {} if request.gpu_indices is None else gpu_variables(request.gpu_indices)
-    return _environment(_needed_by_stage(request, deployment)) | STAGE_VARIABLES | gpus
+    return _environment(_needed_by_stage(request, deployment)) | gpus
 
 
 def command_environment(deployment: Deployment) -> dict[str, str]:
@@ -45,8 +45,7 @@ def command_environment(deployment: Deployment) -> dict[str, str]:
     document = deployment.model_dump(
         mode="json", exclude={"environments", "hub", "notifications", "store", "variables"}
     )
-    needed = _Needed.of([document], deployment.store, publishes=False).joined(_given(deployment))
-    return _environment(needed) | STAGE_VARIABLES
+    return _environment(_needed([document], deployment.store, deployment, publishes=False))
 
 
 def withheld_secrets(request: StageRequest, deployment: Deployment) -> frozenset[str]:
@@ -59,7 +58,7 @@ def withheld_secrets(request: StageRequest, deployment: Deployment) -> frozenset
     """
     needed = _needed_by_stage(request, deployment)
     known = named_secrets(deployment) | _AWS_SECRETS
-    return frozenset(name for name in known if not needed.has(name))
+    return frozenset(name for name in known if not needed(name))
 
 
 def named_secrets(deployment: Deployment) -> frozenset[str]:
@@ -69,54 +68,35 @@ def named_secrets(deployment: Deployment) -> frozenset[str]:
     return frozenset({*_names_in(everything), *deployment.airflow_connections, *addresses})
 
 
-class _Needed:
-    """Names and prefixes of variables."""
-
-    def __init__(self, names: Iterable[str], prefixes: Iterable[str]) -> None:
-        self._names = frozenset(names)
-        self._prefixes = tuple(prefixes)
-
-    @classmethod
-    def of(cls, documents: Iterable[Any], store: StoreModel, *, publishes: bool) -> _Needed:
-        """What is needed to work with documents that name places and variables, and with a store."""
-        documents = list(documents)
-        kinds = {kind for document in documents for kind in _kinds_in(document)}
-        names = {name for document in documents for name in _names_in(document)}
-        if publishes and store.signing and store.signing.password_variable:
-            names.add(store.signing.password_variable)
-        prefixes = []
-        names |= {*_names_in(store.model_dump(mode="json", exclude={"signing"}))}
-        if store.kind == "s3" or any(_mentions_s3(document) for document in documents):
-            prefixes.append("AWS_")
-        if kinds & _CLUSTER_KINDS:
-            prefixes += ["KUBERNETES_", "KUBECONFIG"]
-        if "docker" in kinds:
-            prefixes.append("DOCKER_")
-        return cls(names, prefixes)
-
-    def joined(self, names: Iterable[str]) -> _Needed:
-        """These, and more names."""
-        return _Needed({*self._names, *names}, self._prefixes)
-
-    def has(self, name: str) -> bool:
-        """Whether a variable is needed."""
-        return name in self._names or name.startswith(self._prefixes)
-
-
-def _needed_by_stage(request: StageRequest, deployment: Deployment) -> _Needed:
+def _needed_by_stage(request: StageRequest, deployment: Deployment) -> Callable[[str], bool]:
     stage = load_stage(request.stage)
     also = stage.reads(stage.config.model_validate(request.config)) if stage.reads else ()
-    documents = [request.config, *also]
-    return _Needed.of(documents, request.store, publishes=stage.publishes).joined(_given(deployment))
+    return _needed([request.config, *also], request.store, deployment, publishes=stage.publishes)
 
 
-def _given(deployment: Deployment) -> Iterator[str]:
-    yield from deployment.variables
-    yield from deployment.path_variables
+def _needed(
+    documents: Sequence[Any], store: StoreModel, deployment: Deployment, *, publishes: bool
+) -> Callable[[str], bool]:
+    """Whether a variable is needed to work with documents that name places and variables, and with a store."""
+    told = [*documents, store.model_dump(mode="json", exclude={"signing"})]
+    names = {*deployment.variables, *deployment.path_variables, *_names_in(told)}
+    if publishes and store.signing and store.signing.password_variable:
+        names.add(store.signing.password_variable)
+    entries = [(key, value) for key, value in _entries(told) if isinstance(value, str)]
+    kinds = {value for key, value in entries if key == "kind"}
+    prefixes: tuple[str, ...] = ()
+    if any(value.startswith("s3://") for _, value in entries):
+        prefixes += ("AWS_",)
+    if kinds & _CLUSTER_KINDS:
+        prefixes += ("KUBERNETES_", "KUBECONFIG")
+    if "docker" in kinds:
+        prefixes += ("DOCKER_",)
+    return lambda name: name in names or name.startswith(prefixes)
 
 
-def _environment(needed: _Needed) -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if needed.has(name) or is_plain(name)}
+def _environment(needed: Callable[[str], bool]) -> dict[str, str]:
+    ours = {name: value for name, value in os.environ.items() if needed(name) or is_plain(name)}
+    return ours | STAGE_VARIABLES
 
 
 def _names_in(document: Any) -> Iterator[str]:
@@ -126,14 +106,6 @@ def _names_in(document: Any) -> Iterator[str]:
             yield value
         elif key == "variables" and isinstance(value, list | tuple):
             yield from map(str, value)
-
-
-def _kinds_in(document: Any) -> Iterator[str]:
-    return (value for key, value in _entries(document) if key == "kind" and isinstance(value, str))
-
-
-def _mentions_s3(document: Any) -> bool:
-    return any(isinstance(value, str) and value.startswith("s3://") for _, value in _entries(document))
 
 
 def _entries(document: Any) -> Iterator[tuple[str, Any]]:

@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from llm_pipeline.quantization.device_memory import OutOfMemory, is_out_of_memory, peak_bytes, placement, weight_bytes
+from llm_pipeline.quantization.device_memory import OutOfMemory, out_of_memory_in, peak_bytes, placement, weight_bytes
 
 GB = 10**9
 
@@ -22,7 +22,8 @@ GB = 10**9
     ],
 )
 def test_what_counts_as_out_of_memory(error, expected):
-    assert is_out_of_memory(error) is expected
+    with pytest.raises(OutOfMemory if expected else type(error)), out_of_memory_in("calibration"):
+        raise error
 
 
 def test_peaks_are_counted_on_the_host_too():
