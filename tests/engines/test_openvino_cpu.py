@@ -178,11 +178,6 @@ def test_an_unknown_architecture_is_unsupported(checkpoint, target, tmp_path):
         build(strange, target(), tmp_path / "engine")
 
 
-def test_a_gpu_target_is_refused(checkpoint, target, tmp_path):
-    with pytest.raises(Unsupported, match="h100"):
-        build(checkpoint, target(accelerator="h100", accelerator_count=1), tmp_path / "engine")
-
-
 def test_the_activation_quantizers_round_exactly_as_the_checkpoint_reader_does():
     from openvino import opset15 as op
 

@@ -13,7 +13,7 @@ from trtllm_checkpoint import write_trtllm_checkpoint
 from llm_pipeline.adapters.tensorrt_llm import engine_builder as tensorrt_llm_engine
 from llm_pipeline.artifacts.engine_description import EngineDescription
 from llm_pipeline.artifacts.golden import GoldenPrompt
-from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
+from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import BuildInputs, engine_builder
@@ -205,13 +205,6 @@ def test_an_environment_without_the_tool_is_refused(inputs, gpu_host, tmp_path):
         build(inputs(), tmp_path)
 
 
-@pytest.mark.parametrize("version", ["1.3.0rc16", "1.3.0rc22", "1.4.0rc1"])
-def test_a_version_without_the_engine_compiler_is_refused_with_the_reason(inputs, tmp_path, version):
-    with pytest.raises(Unsupported, match="engine compiler") as caught:
-        build(inputs(runtime_version=version), tmp_path)
-    assert "tensorrt_llm_llmapi" in caught.value.hint
-
-
 def test_another_tensorrt_llm_in_this_interpreter_is_refused(inputs, tmp_path, monkeypatch):
     versions = {"tensorrt_llm": "1.1.0"}
     monkeypatch.setattr(tensorrt_llm_engine, "_installed", versions.get)
@@ -224,12 +217,6 @@ def test_the_installed_tensorrt_is_in_the_facts(inputs, tmp_path, monkeypatch):
     monkeypatch.setattr(tensorrt_llm_engine, "_installed", versions.get)
     _, facts = build(inputs(), tmp_path)
     assert facts.versions == {"tensorrt_llm": "1.2.1", "tensorrt": "10.14.1.48"}
-
-
-def test_illegal_options_are_refused_before_the_host_is_asked(inputs, gpu_host, tmp_path):
-    (gpu_host() / "nvidia-smi").unlink()
-    with pytest.raises(ConfigError, match="--dry_run cannot be set"):
-        build(inputs(build={"flags": {"dry_run": True}}), tmp_path)
 
 
 def test_a_flag_that_the_tool_does_not_know_ends_the_build_at_once(inputs, tmp_path):

@@ -14,7 +14,7 @@ pytest.importorskip("modelopt")
 from llm_pipeline.adapters.vllm.builder import runtime_properties
 from llm_pipeline.artifacts.checkpoint_files import QuantizationMetadata
 from llm_pipeline.artifacts.engine_description import EngineDescription
-from llm_pipeline.base.errors import ConfigError, Unsupported
+from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.engines.builder import BuildInputs, engine_builder
 
@@ -70,21 +70,6 @@ def test_a_load_that_fails_is_told_in_vllms_words(vllm, inputs, checkpoint, targ
 def test_an_interpreter_without_vllm_cannot_build(inputs, tmp_path):
     with pytest.raises(Unsupported, match="needs vllm, which this interpreter does not have"):
         engine_builder("vllm").build(inputs(), tmp_path / "engine")
-
-
-@pytest.mark.parametrize("recipe", ["int4_awq", "int8_smoothquant"])
-def test_formats_that_vllm_does_not_read_are_refused_by_name(recipe, vllm, inputs, exported, tmp_path):
-    with pytest.raises(Unsupported, match="vLLM does not read modelopt's W"):
-        engine_builder("vllm").build(inputs(exported(recipe)), tmp_path / "engine")
-
-
-def test_what_it_cannot_do_is_refused(vllm, inputs, target, tmp_path):
-    with pytest.raises(ConfigError, match="no name there"):
-        engine_builder("vllm").build(inputs(checkpoint_ref=None), tmp_path / "engine")
-    with pytest.raises(Unsupported, match="tensor parallelism only"):
-        engine_builder("vllm").build(
-            inputs(target=target(engine="vllm", parallelism={"pipeline": 2})), tmp_path / "engine"
-        )
 
 
 @pytest.mark.parametrize(("sequences", "tokens"), [(64, 1024), (1024, 2048)])

@@ -401,3 +401,15 @@ def test_a_kv_cache_that_nvidia_does_not_list_for_the_family_is_a_warning():
     judged = judge_compatibility(target, asked, "bfloat16", QWEN)
     assert isinstance(judged, Legal)
     assert "an int8 KV cache of Qwen-2/2.5 models" in judged.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"engine": "openvino_cpu"}, "engine openvino_cpu does not run on a GPU"),
+        ({"engine": "vllm", "accelerator_count": 2, "parallelism": {"pipeline": 2}}, "tensor parallelism only"),
+        ({"weight_format": "int8"}, "weight_format int8 is for CPU targets"),
+    ],
+)
+def test_what_an_engine_cannot_do_on_a_gpu_is_refused_before_it_is_built(changes: dict[str, object], reason: str):
+    assert reason in refusal(gpu_target(**changes)).reason

@@ -70,15 +70,6 @@ class OpenVinoCpuBuilder:
     def build(self, inputs: BuildInputs, destination: Path) -> EngineFacts:
         checkpoint, target = inputs.checkpoint, inputs.target
         quantization = read_quantization(checkpoint)
-        where = f"targets/{target.name}.yaml"
-        if target.accelerator != "cpu":
-            raise Unsupported(f"openvino_cpu cannot build for accelerator {target.accelerator}", where=where)
-        if quantization.foreign:
-            raise Unsupported(
-                f"openvino_cpu reads plain weights and modelopt's formats, not {quantization.algorithm}",
-                where=where,
-                hint="take engine: vllm for this recipe",
-            )
         if quantization.kv_cache and target.weight_format != "native":
             log.warning(
                 "the artifact's KV cache format is not used by this weight format",

@@ -21,7 +21,6 @@ from llm_pipeline.adapters.tensorrt_llm.trtllm_build import (
     build_settings,
     check_engine,
     read_build_checkpoint,
-    refuse_illegal_options,
     refuse_lost_features,
     render_build_command,
 )
@@ -39,7 +38,6 @@ from llm_pipeline.artifacts.repository_layout import TOKENIZER_DIRECTORY
 from llm_pipeline.base.durable import replace_durably
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.catalog.runtime_versions import engine_problem, release_numbers
 from llm_pipeline.config.target import Parallelism, Target
 from llm_pipeline.engines.builder import BuildInputs
 from llm_pipeline.engines.tool_process import run_tool
@@ -47,7 +45,6 @@ from llm_pipeline.engines.tool_process import run_tool
 log = get_logger(__name__)
 
 _TENSORRT_DISTRIBUTIONS = ("tensorrt", "tensorrt_cu13", "tensorrt_cu12")
-_WRITTEN_FOR = (1, 2)
 
 
 class TensorRtLlmEngineBuilder:
@@ -55,15 +52,7 @@ class TensorRtLlmEngineBuilder:
 
     def build(self, inputs: BuildInputs, destination: Path) -> EngineFacts:
         target, settings = inputs.target, build_settings(inputs.target)
-        where = f"targets/{target.name}.yaml"
-        if target.accelerator == "cpu":
-            raise Unsupported("tensorrt_llm_engine builds for GPUs only", where=where)
         version = target.runtime_version or ""
-        if problem := engine_problem(version):
-            raise Unsupported(problem.reason, where=where, hint=f"use {problem.nearest}")
-        if release_numbers(version) < _WRITTEN_FOR:
-            log.warning(f"this was written for {PROGRAM} of 1.2; that of TensorRT-LLM {version} may differ")
-        refuse_illegal_options(target)
         host = _require_host(target)
         beside = Path(sys.executable).parent / PROGRAM
         program = str(beside) if beside.is_file() else shutil.which(PROGRAM)
@@ -77,7 +66,7 @@ class TensorRtLlmEngineBuilder:
         if installed not in (None, version):
             raise Unsupported(
                 f"this interpreter has TensorRT-LLM {installed}, the target has {version}",
-                where=where,
+                where=f"targets/{target.name}.yaml",
                 hint="run the build in the target's container: an engine is read by the very version that built it",
             )
         if inputs.tensorrt_llm_checkpoint is None:

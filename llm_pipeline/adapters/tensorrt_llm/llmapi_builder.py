@@ -47,18 +47,12 @@ class TensorRtLlmLlmApiBuilder:
 
     def build(self, inputs: BuildInputs, destination: Path) -> EngineFacts:
         target, where = inputs.target, f"targets/{inputs.target.name}.yaml"
-        if target.weight_format != "native":
-            raise ConfigError(
-                f"weight_format {target.weight_format} is for CPU targets", where=where, hint="use native"
-            )
         if not inputs.golden:
             raise ConfigError(
                 "there are no golden prompts to check the loaded model by",
                 where="accuracy.tasks",
                 hint="give the release a generative task",
             )
-        if inputs.checkpoint_ref is None:
-            raise ConfigError("the LLM API serves the checkpoint from the store, and this one has no name there")
         checkpoint = check_checkpoint(inputs.checkpoint, target)
         dtype = inputs.dtype if checkpoint.quantization.algorithm is None else None
         arguments = render_llm_args(target, model=MODEL, checkpoint=inputs.checkpoint, dtype=dtype)

@@ -3,9 +3,6 @@
 Heavy: import it through `engine_builder` only. The build starts vLLM with the batcher that will serve it, answers the
 golden prompts and measures. The engine directory holds `engine.json` and what vLLM compiled for this model and GPU, so
 that a server does not compile it again.
-
-Which of modelopt's formats vLLM reads is in `QUANT_ALGOS` of its `model_executor/layers/quantization/modelopt.py`
-(0.20): anything else is refused here by name, before a GPU is asked. What others quantized, vLLM judges as it loads.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ from llm_pipeline.artifacts.golden import GoldenPrompt, answered, write_golden
 from llm_pipeline.artifacts.model_rules import ModelRules, read_model_rules
 from llm_pipeline.artifacts.repository_layout import CHECKPOINT_DIRECTORY
 from llm_pipeline.base.confinement import confined
-from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
+from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import BuildInputs, Rates, golden_match
@@ -40,8 +37,6 @@ from llm_pipeline.serving.models.vllm_batcher import COMPILED_DIRECTORY, Batcher
 
 log = get_logger(__name__)
 
-_READ = frozenset({"FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "MXFP8", "MIXED_PRECISION"})
-_READ_KV_CACHES = frozenset({"FP8"})
 _VERSIONED = ("torch", "transformers", "tokenizers")
 _MEASURED_TOKENS = 128
 _MOST_SEQUENCES = 64
@@ -65,8 +60,7 @@ class VllmBuilder:
             raise ModuleNotFoundError("No module named 'vllm'", name="vllm")
 
     def build(self, inputs: BuildInputs, destination: Path) -> EngineFacts:
-        quantization = _require_inputs(inputs)
-        target = inputs.target
+        quantization, target = read_quantization(inputs.checkpoint), inputs.target
         host = None if target.accelerator == "cpu" else require_target_host(target)
         context = context_length(ConfigWords(read_json(inputs.checkpoint / "config.json")))
         properties = runtime_properties(target, inputs.dtype, quantization)
@@ -153,30 +147,6 @@ def runtime_properties(target: Target, dtype: str, quantization: QuantizationMet
         arguments["max_cudagraph_capture_size"] = max(_GRAPH_TOKENS, 2 * target.limits.maximum_sequences)
     arguments |= runtime.engine_args
     return {"arguments": json.dumps(arguments, sort_keys=True), **threads}
-
-
-def _require_inputs(inputs: BuildInputs) -> QuantizationMetadata:
-    where = f"targets/{inputs.target.name}.yaml"
-    if inputs.target.parallelism.pipeline > 1:
-        raise Unsupported(
-            "engine vllm is served with tensor parallelism only", where=where, hint="set parallelism.pipeline: 1"
-        )
-    if inputs.checkpoint_ref is None:
-        raise ConfigError("vLLM serves the checkpoint from the store, and this one has no name there")
-    quantization = read_quantization(inputs.checkpoint)
-    if quantization.algorithm is not None and not quantization.foreign and quantization.algorithm.upper() not in _READ:
-        raise Unsupported(
-            f"vLLM does not read modelopt's {quantization.algorithm} checkpoints",
-            where=str(inputs.checkpoint),
-            hint="use fp8, or nvfp4 where the GPU has it; for this format, engine: tensorrt_llm_llmapi",
-        )
-    if quantization.kv_cache not in (None, *_READ_KV_CACHES):
-        raise Unsupported(
-            f"vLLM does not read a KV cache of {quantization.kv_cache}",
-            where=str(inputs.checkpoint),
-            hint="use kv_cache: fp8 or none in the recipe",
-        )
-    return quantization
 
 
 def _load(
