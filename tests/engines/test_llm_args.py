@@ -201,13 +201,6 @@ def test_a_checkpoint_of_no_architecture_is_refused(tmp_path):
         check_checkpoint(checkpoint, target())
 
 
-def test_a_quantization_that_the_version_does_not_read_is_refused_or_doubted(tmp_path):
-    checkpoint = write_checkpoint(tmp_path / "c", "NVFP4_AWQ")
-    with pytest.raises(Unsupported, match=r"1\.2\.1 does not read NVFP4_AWQ checkpoints: no member of QuantAlgo"):
-        check_checkpoint(checkpoint, target())
-    assert "NVFP4_AWQ" in check_checkpoint(checkpoint, target(NEW)).warnings[0]
-
-
 def test_what_a_checkpoint_lacks_for_chats_and_length_is_a_warning(tmp_path):
     checkpoint = write_checkpoint(tmp_path / "c")
     (checkpoint / "tokenizer_config.json").write_text("{}")

@@ -23,15 +23,13 @@ from llm_pipeline.artifacts.engine_description import (
 )
 from llm_pipeline.artifacts.golden import GOLDEN_FILE, answered, write_golden
 from llm_pipeline.artifacts.model_rules import TOKENIZER, read_model_rules, read_token_files
-from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
+from llm_pipeline.base.errors import ConfigError, IntegrityError
 from llm_pipeline.base.json_document import load_record
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.offline import OFFLINE
-from llm_pipeline.catalog.tables import Column, SupportCell, find_reader_support, find_ready_format
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import BuildInputs, golden_match
 from llm_pipeline.engines.llm_args.checking import check_llm_args
-from llm_pipeline.engines.llm_args.recorded_schema import dialect_of
 from llm_pipeline.engines.llm_args.rendering import LlmArgs, render_llm_args
 from llm_pipeline.engines.tool_process import run_tool
 from llm_pipeline.model_facts.reader import stated_context
@@ -116,12 +114,11 @@ class CheckpointFacts:
 def check_checkpoint(checkpoint: Path, target: Target) -> CheckpointFacts:
     """Check a Hugging Face checkpoint for the LLM API of the target's TensorRT-LLM version, before a GPU is used.
 
-    The runtime finds most of it only after minutes of loading, or never: a quantization name that it does not know
-    loads as something else, and a missing chat template is an error of the first chat request.
+    The runtime finds it only after minutes of loading, or never: a missing chat template is an error of the first chat
+    request. Whether that version reads the checkpoint's format was asked by the plan.
 
     Raises:
         IntegrityError: Its config, weights or tokenizer are missing, or its quantization metadata is damaged.
-        Unsupported: That version does not read its quantization, or its LLM args are not recorded.
     """
     config = read_json(checkpoint / "config.json")
     if not config.get("architectures"):
@@ -136,33 +133,13 @@ def check_checkpoint(checkpoint: Path, target: Target) -> CheckpointFacts:
         hint = "copy the tokenizer's files beside the weights"
         raise IntegrityError(f"the checkpoint has no tokenizer: no {TOKENIZER}", where=str(checkpoint), hint=hint)
     quantization = read_quantization(checkpoint)
-    support = _reader_support(quantization, target.runtime_version or "")
-    if support.value == "no":
-        raise Unsupported(
-            f"TensorRT-LLM {target.runtime_version} does not read {quantization.algorithm} checkpoints: {support.why}",
-            where=str(checkpoint),
-            hint="take a format that it reads: see llm-pipeline plan",
-        )
     context_length = stated_context(config)
     warnings, asked = [], target.limits.maximum_tokens_per_request
-    if support.value != "yes":
-        warnings.append(f"{quantization.algorithm}: {support.why}")
     if context_length is not None and asked > context_length:
         warnings.append(f"limits.maximum_tokens_per_request {asked} is beyond the model's {context_length} positions")
     if not read_token_files(checkpoint).templates:
         warnings.append("no chat template: plain prompts work, chat requests are refused")
     return CheckpointFacts(quantization, context_length, tuple(warnings))
-
-
-def _reader_support(quantization: QuantizationMetadata, version: str) -> SupportCell:
-    dialect = dialect_of(version)
-    if quantization.algorithm is None:
-        return SupportCell(value="yes", why="not quantized")
-    column: Column = "pytorch_1_2" if dialect.name == "1.2.x" else "pytorch_main"
-    if not quantization.foreign:
-        return find_reader_support(quantization.algorithm, column)
-    known = find_ready_format(quantization.algorithm)
-    return known.tensorrt_llm[column] if known else SupportCell(value="unknown", why="it is in none of our tables")
 
 
 def _run_smoke(inputs: BuildInputs, arguments: LlmArgs, scratch: Path) -> SmokeReport:
