@@ -9,16 +9,14 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from trtllm_checkpoint import write_trtllm_checkpoint
 
 from llm_pipeline.adapters.tensorrt_llm.trtllm_build import (
     command_problems,
-    read_build_checkpoint,
     refuse_lost_features,
     refuse_other_ranks,
     render_build_command,
 )
-from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
+from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.failures import classify_failure
 
@@ -126,18 +124,6 @@ def test_options_that_make_no_engine_are_refused(changes, problem):
 
 
 # The checkpoint
-
-
-def test_a_checkpoint_without_the_weights_of_a_rank_is_refused(tmp_path):
-    made = write_trtllm_checkpoint(tmp_path / "in", tensor=2, pipeline=2)
-    read = read_build_checkpoint(made, target(2, 2))
-    assert (read.quantization.quant_algo, read.quantization.kv_cache_quant_algo) == ("FP8", "FP8")
-    (made / "rank3.safetensors").unlink()
-    with pytest.raises(IntegrityError, match=r"has no rank3\.safetensors"):
-        read_build_checkpoint(made, target(2, 2))
-    (made / "config.json").unlink()
-    with pytest.raises(IntegrityError, match="not a TensorRT-LLM checkpoint"):
-        read_build_checkpoint(made, target(2, 2))
 
 
 @pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 2)])

@@ -18,10 +18,9 @@ from pathlib import Path
 
 from llm_pipeline.adapters.tensorrt_llm.trtllm_build import (
     PROGRAM,
+    BuildCheckpoint,
     build_settings,
     check_engine,
-    read_build_checkpoint,
-    refuse_lost_features,
     render_build_command,
 )
 from llm_pipeline.artifacts.checkpoint_files import copy_companions
@@ -37,6 +36,7 @@ from llm_pipeline.artifacts.model_rules import TOKENIZER, TOKENIZER_CONFIG, read
 from llm_pipeline.artifacts.repository_layout import TOKENIZER_DIRECTORY
 from llm_pipeline.base.durable import replace_durably
 from llm_pipeline.base.errors import IntegrityError, Unsupported
+from llm_pipeline.base.json_document import load_record
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.target import Parallelism, Target
 from llm_pipeline.engines.builder import BuildInputs
@@ -77,9 +77,9 @@ class TensorRtLlmEngineBuilder:
         for name in (TOKENIZER, TOKENIZER_CONFIG):
             if not (inputs.checkpoint / name).is_file():
                 raise IntegrityError(f"the checkpoint has no {name}", where=str(inputs.checkpoint))
-        checkpoint = read_build_checkpoint(inputs.tensorrt_llm_checkpoint, target)
+        config_file = inputs.tensorrt_llm_checkpoint / "config.json"
+        checkpoint = load_record(BuildCheckpoint, config_file, "not a TensorRT-LLM checkpoint")
         quantization = checkpoint.quantization
-        refuse_lost_features(target, quantization.quant_algo, quantization.kv_cache_quant_algo)
         ranks, gpu = checkpoint.mapping.world_size, host.gpus[0].name
         tensorrt = next(filter(None, map(_installed, _TENSORRT_DISTRIBUTIONS)), None)
         with tempfile.TemporaryDirectory(prefix="build-", dir=destination.parent) as scratch:

@@ -132,11 +132,9 @@ def write_engine_set(engine: PackagedEngine, repository: Path) -> dict[str, Arti
     """Write the models; returns what they link to.
 
     Raises:
-        IntegrityError: The engine has no `config.json` or no tokenizer.
+        IntegrityError: The engine has no `config.json`.
     """
     config = load_record(_EngineConfig, engine.directory / "config.json", "not an engine of TensorRT-LLM")
-    if not (engine.directory / TOKENIZER_DIRECTORY).is_dir():
-        raise IntegrityError("the engine has no tokenizer", where=str(engine.directory / TOKENIZER_DIRECTORY))
     write_served_model(engine, "engine_model", repository, features=ENGINE_FEATURES)
     shutil.copytree(engine.directory / TOKENIZER_DIRECTORY, repository / _TOKENIZER)
     values = template_values(engine.target, config.pretrained_config.logits_dtype)

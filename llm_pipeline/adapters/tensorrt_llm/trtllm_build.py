@@ -236,22 +236,6 @@ class _Engine(_Part):
     build_config: dict[str, Any]
 
 
-def read_build_checkpoint(directory: Path, target: Target) -> BuildCheckpoint:
-    """The checkpoint that an engine is built from.
-
-    Raises:
-        IntegrityError: Its description or the weights of a rank are missing.
-        Unsupported: It is spread over other ranks than the target's.
-    """
-    checkpoint = load_record(BuildCheckpoint, directory / "config.json", "not a TensorRT-LLM checkpoint")
-    refuse_other_ranks(target, checkpoint.mapping.tp_size, checkpoint.mapping.pp_size)
-    for rank in range(checkpoint.mapping.world_size):
-        if not (directory / f"rank{rank}.safetensors").is_file():
-            problem = f"the TensorRT-LLM checkpoint has no rank{rank}.safetensors"
-            raise IntegrityError(problem, where=str(directory), hint="run the quantize stage again: nothing was built")
-    return checkpoint
-
-
 def refuse_other_ranks(target: Target, tensor: int, pipeline: int) -> None:
     """Refuse a checkpoint that is spread over other ranks than the target: no flag of the tool changes them.
 
