@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from llm_pipeline.adapters.tensorrt_llm.trtllm_build import (
     command_problems,
-    refuse_lost_features,
-    refuse_other_ranks,
+    lost_features,
     render_build_command,
 )
-from llm_pipeline.base.errors import ConfigError, Unsupported
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.failures import classify_failure
 
@@ -123,17 +121,6 @@ def test_options_that_make_no_engine_are_refused(changes, problem):
     assert problem in found
 
 
-# The checkpoint
-
-
-@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 2)])
-def test_a_checkpoint_of_other_ranks_than_the_targets_is_refused_with_the_way_out(tensor, pipeline):
-    refuse_other_ranks(target(), 1, 1)
-    with pytest.raises(Unsupported, match=f"for 1 x 1 ranks .* has {tensor} x {pipeline}") as caught:
-        refuse_other_ranks(target(tensor, pipeline), 1, 1)
-    assert "tensorrt_llm_llmapi" in caught.value.hint
-
-
 # What the tool changes by itself
 
 
@@ -143,19 +130,18 @@ def test_a_checkpoint_of_other_ranks_than_the_targets_is_refused_with_the_way_ou
      ("W4A16_AWQ", "FP8", True), ("FP8", "INT8", True)],
 )  # fmt: skip
 def test_a_kv_cache_that_would_cost_paged_attention_is_refused(algorithm, kv_algorithm, refused):
-    expected = pytest.raises(Unsupported, match="need paged context attention") if refused else nullcontext()
-    with expected:
-        refuse_lost_features(target(), algorithm, kv_algorithm)
+    problem = lost_features(target(), algorithm, kv_algorithm)
+    assert refused == (problem is not None and "need paged context attention" in problem.reason)
 
 
 def test_an_engine_without_the_kernels_that_its_runtime_options_need_is_refused():
-    with pytest.raises(Unsupported, match=r"chunked_context and runtime\.kv_cache\.reuse_blocks need paged") as caught:
-        refuse_lost_features(target(), "W4A16_AWQ", "FP8")
-    assert "runtime.kv_cache.reuse_blocks: false" in caught.value.hint
+    problem = lost_features(target(), "W4A16_AWQ", "FP8")
+    assert "runtime.chunked_context and runtime.kv_cache.reuse_blocks need paged" in problem.reason
+    assert "runtime.kv_cache.reuse_blocks: false" in problem.nearest
     without = target(runtime={"chunked_context": False, "kv_cache": {"reuse_blocks": False}})
-    refuse_lost_features(without, "W4A16_AWQ", "FP8")
-    with pytest.raises(Unsupported, match="paged_context_fmha is off"):
-        refuse_lost_features(target(build={"flags": {"use_paged_context_fmha": False}}), "FP8", "FP8")
+    assert lost_features(without, "W4A16_AWQ", "FP8") is None
+    off = target(build={"flags": {"use_paged_context_fmha": False}})
+    assert "paged_context_fmha is off" in lost_features(off, "FP8", "FP8").reason
 
 
 @pytest.mark.parametrize(
@@ -163,9 +149,9 @@ def test_an_engine_without_the_kernels_that_its_runtime_options_need_is_refused(
 )
 def test_integer_formats_are_refused_on_blackwell_before_the_build(algorithm, kv_algorithm):
     off = {"runtime": {"chunked_context": False, "kv_cache": {"reuse_blocks": False}}}
-    refuse_lost_features(target(**off), algorithm, kv_algorithm)
-    with pytest.raises(Unsupported, match="cannot be built on sm100"):
-        refuse_lost_features(target(accelerator="B200-SXM-180GB", **off), algorithm, kv_algorithm)
+    assert lost_features(target(**off), algorithm, kv_algorithm) is None
+    refused = lost_features(target(accelerator="B200-SXM-180GB", **off), algorithm, kv_algorithm)
+    assert "cannot be built on sm100" in refused.reason
 
 
 # The double

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from llm_pipeline.adapters.tensorrt_llm.trtllm_build import (
     PROGRAM,
     command_problems,
-    refuse_lost_features,
-    refuse_other_ranks,
+    lost_features,
 )
 from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.catalog.runtime_versions import (
@@ -30,7 +29,7 @@ from llm_pipeline.catalog.tables import (
     first_reader_version,
     read_table,
 )
-from llm_pipeline.config.quantization import CheckpointRanks, KvCacheFormat, QuantizationRecipe, WeightFormat
+from llm_pipeline.config.quantization import KvCacheFormat, QuantizationRecipe, WeightFormat
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.llm_args.recorded_schema import dialect_of
 from llm_pipeline.engines.llm_args.rendering import render_llm_args
@@ -126,20 +125,7 @@ _NO_EXPORT = "engines are built from TensorRT-LLM checkpoints, which the recipe 
 
 
 def _features_problem(target: Target, weights: WeightFormat, kv_cache: KvCacheFormat) -> Problem | None:
-    """Why an engine of these formats cannot be compiled, or could not do what the target's runtime options ask for."""
-    try:
-        refuse_lost_features(target, *tensorrt_llm_names(weights, kv_cache))
-    except Unsupported as error:
-        return Problem(error.message, error.hint)
-    return None
-
-
-def _ranks_problem(target: Target, ranks: CheckpointRanks) -> str | None:
-    try:
-        refuse_other_ranks(target, ranks.tensor, ranks.pipeline)
-    except Unsupported as error:
-        return error.message
-    return None
+    return lost_features(target, *tensorrt_llm_names(weights, kv_cache))
 
 
 def compiled_weights(target: Target, recipe: QuantizationRecipe) -> Support:
@@ -222,15 +208,21 @@ def _judge_formats(question: FormatQuestion, platform: Platform) -> Legal | Refu
         kv_cache = worse(kv_cache, _compiled_kv_cache(target, recipe))
     supports = (*weights.values(), kv_cache)
     reasons = [support.text for support in supports if support.value == "no"]
-    advice, other_ranks = [], None
+    advice = []
     if compiled and not recipe.tensorrt_llm_checkpoint:
         reasons.append(_NO_EXPORT)
         advice.append("tensorrt_llm_checkpoint: true")
-    if compiled and (other_ranks := _ranks_problem(target, recipe.tensorrt_llm_ranks)):
-        wanted = target.parallelism
+    ranks, wanted = recipe.tensorrt_llm_ranks, target.parallelism
+    if compiled and (ranks.tensor, ranks.pipeline) != (
+        wanted.tensor,
+        wanted.pipeline,
+    ):  # no flag of the tool changes it
         advice.append(f"tensorrt_llm_ranks: {{tensor: {wanted.tensor}, pipeline: {wanted.pipeline}}}")
-    if other_ranks and recipe.tensorrt_llm_checkpoint:
-        reasons.append(other_ranks)
+        if recipe.tensorrt_llm_checkpoint:
+            reasons.append(
+                f"the TensorRT-LLM checkpoint is for {ranks.tensor} x {ranks.pipeline} ranks (tensor x pipeline "
+                f"parallelism), {target.name} has {wanted.tensor} x {wanted.pipeline}"
+            )
     if not reasons:
         return legal((*supports, *_runtime_supports(target, recipe)))
     refused = [name for name, support in weights.items() if support.value == "no"]

@@ -15,8 +15,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, field_validator
 
-from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
+from llm_pipeline.base.errors import ConfigError, IntegrityError
 from llm_pipeline.base.json_document import load_record
+from llm_pipeline.catalog.runtime_versions import Problem
 from llm_pipeline.catalog.tables import find_gpu
 from llm_pipeline.config.model import ParameterValue
 from llm_pipeline.config.target import TOKENS_PER_BLOCK, Target
@@ -152,8 +153,8 @@ def _problems(target: Target) -> Iterator[str]:
         yield f"workers is {workers}, the engine has {ranks} ranks"
 
 
-def refuse_lost_features(target: Target, algorithm: str | None, kv_algorithm: str | None) -> None:
-    """Refuse a build whose engine could not do what the target's runtime options ask for.
+def lost_features(target: Target, algorithm: str | None, kv_algorithm: str | None) -> Problem | None:
+    """Why an engine cannot be compiled, or could not do what the target's runtime options ask for.
 
     The tool switches paged context attention off by itself, with a line in its log (`tensorrt_llm/builder.py`, 1.2).
 
@@ -164,16 +165,13 @@ def refuse_lost_features(target: Target, algorithm: str | None, kv_algorithm: st
 
     Raises:
         ConfigError: The target's accelerator is not in the GPU catalog.
-        Unsupported: KV reuse or chunked context without paged context attention, or a format that the engine
-            compiler refuses on that GPU.
     """
-    where, sm = f"targets/{target.name}.yaml", int(find_gpu(target.accelerator).sm.removeprefix("sm"))
+    sm = int(find_gpu(target.accelerator).sm.removeprefix("sm"))
     integers = kv_algorithm == "INT8" or (algorithm or "").startswith("W8A8_SQ") or algorithm in _NOT_ON_BLACKWELL
     if sm in _BLACKWELL and integers:
-        raise Unsupported(
+        return Problem(
             f"engines of {algorithm} weights and a {kv_algorithm or 'plain'} KV cache cannot be built on sm{sm}",
-            where=where,
-            hint="use fp8 or nvfp4, or engine: tensorrt_llm_llmapi",
+            "use fp8 or nvfp4, or engine: tensorrt_llm_llmapi",
         )
     runtime, settings = target.runtime, build_settings(target)
     wanted = {
@@ -194,11 +192,11 @@ def refuse_lost_features(target: Target, algorithm: str | None, kv_algorithm: st
             "newer"
         )
     if lost and reason:
-        raise Unsupported(
+        return Problem(
             f"{' and '.join(lost)} need paged context attention, which the engine would not have: {reason}",
-            where=where,
-            hint=f"set {' and '.join(f'{name}: false' for name in lost)}, or use another kv_cache in the recipe",
+            f"set {' and '.join(f'{name}: false' for name in lost)}, or use another kv_cache in the recipe",
         )
+    return None
 
 
 class _Part(BaseModel):
@@ -234,23 +232,6 @@ class _Engine(_Part):
     version: str
     pretrained_config: BuildCheckpoint
     build_config: dict[str, Any]
-
-
-def refuse_other_ranks(target: Target, tensor: int, pipeline: int) -> None:
-    """Refuse a checkpoint that is spread over other ranks than the target: no flag of the tool changes them.
-
-    Raises:
-        Unsupported: It is.
-    """
-    wanted = target.parallelism
-    if (tensor, pipeline) != (wanted.tensor, wanted.pipeline):
-        raise Unsupported(
-            f"the TensorRT-LLM checkpoint is for {tensor} x {pipeline} ranks (tensor x pipeline parallelism), "
-            f"{target.name} has {wanted.tensor} x {wanted.pipeline}",
-            where=f"targets/{target.name}.yaml",
-            hint=f"set the recipe's tensorrt_llm_ranks: {{tensor: {wanted.tensor}, pipeline: {wanted.pipeline}}}, or "
-            "use engine: tensorrt_llm_llmapi, which spreads the Hugging Face checkpoint when it loads it",
-        )
 
 
 def check_engine(directory: Path, target: Target, checkpoint: BuildCheckpoint) -> None:
