@@ -15,10 +15,9 @@ import urllib.parse
 from collections import defaultdict
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any
 
 from llm_pipeline.adapters.prometheus.adapter import PrometheusSource
-from llm_pipeline.base.bounded_http import HttpAnswer, call
+from llm_pipeline.base.bounded_http import call
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.canary.metrics import (
     ArmWindow,
@@ -53,7 +52,12 @@ class PrometheusMetrics:
         """
         self._source = source
         self._slots: dict[str, SlotName] = {source.slots.blue: "blue", source.slots.green: "green"}
-        self._headers = _authorization(source)
+        self._headers = {"Content-Type": "application/x-www-form-urlencoded"}
+        if source.token_variable is not None:
+            token = os.environ.get(source.token_variable)
+            if not token:
+                raise ConfigError(f"{source.token_variable} must hold a token, and is empty", where=source.url)
+            self._headers["Authorization"] = f"Bearer {token}"
 
     def begin(self, seconds_ago: float = 0.0) -> MetricsCursor:
         """Counting begins with the next scrape; requests up to then belong to the time before."""
@@ -152,57 +156,39 @@ class PrometheusMetrics:
 
     def _query(self, query: str, at: float) -> list[tuple[dict[str, str], float]]:
         """An instant vector, without the metric's name."""
-        answer = self._ask(query, at)
-        if warnings := answer.get("warnings"):  # the answer may be a part of the truth
-            raise SourceDown(f"an answer with warnings: {'; '.join(warnings)}", where=self._source.url)
-        try:
-            found = [
-                ({name: text for name, text in one["metric"].items() if name != "__name__"}, float(one["value"][1]))
-                for one in answer["data"]["result"]
-            ]
-        except (LookupError, TypeError, ValueError) as error:
-            raise SourceDown(f"no answer of Prometheus: {error!r}", where=self._source.url) from error
-        if any(not math.isfinite(value) for _, value in found):
-            raise SourceDown(f"{query} is not a number", where=self._source.url)
-        return found
-
-    def _ask(self, query: str, at: float) -> dict[str, Any]:
-        data = urllib.parse.urlencode({"query": query, "time": f"{at:.3f}"}).encode()
-        url = f"{self._source.url.rstrip('/')}/api/v1/query"
-        headers = {**self._headers, "Content-Type": "application/x-www-form-urlencoded"}
+        where = self._source.url
         try:
             answer = call(
-                url,
+                f"{where.rstrip('/')}/api/v1/query",
                 seconds=_TIMEOUT_SECONDS,
                 method="POST",
-                headers=headers,
-                body=data,
+                headers=self._headers,
+                body=urllib.parse.urlencode({"query": query, "time": f"{at:.3f}"}).encode(),
                 through_proxy=True,
             )
-            if answer.status != HTTPStatus.OK:
-                raise self._refused(answer, query)
-            document = json.loads(answer.body)
-        except (OSError, ValueError, RecursionError) as error:
-            raise SourceDown(f"Prometheus does not answer: {error}", where=self._source.url) from error
-        if not isinstance(document, dict) or document.get("status") != "success":
-            raise SourceDown("no answer of Prometheus", where=self._source.url)
-        return document
-
-    def _refused(self, answer: HttpAnswer, query: str) -> ConfigError | SourceDown:
+        except (OSError, ValueError) as error:
+            raise SourceDown(f"Prometheus does not answer: {error}", where=where) from error
         if answer.status in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY):
-            return ConfigError(f"Prometheus refuses {query}: {answer.body[:500]!r}", where=self._source.url)
-        denied = answer.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
-        hint = f"check {self._source.token_variable}" if denied else ""
-        return SourceDown(f"Prometheus answers {answer.status}", where=self._source.url, hint=hint)
-
-
-def _authorization(source: PrometheusSource) -> dict[str, str]:
-    if source.token_variable is None:
-        return {}
-    token = os.environ.get(source.token_variable)
-    if not token:
-        raise ConfigError(f"{source.token_variable} must hold a token, and is empty", where=source.url)
-    return {"Authorization": f"Bearer {token}"}
+            raise ConfigError(f"Prometheus refuses {query}: {answer.body[:500]!r}", where=where)
+        if answer.status != HTTPStatus.OK:
+            denied = answer.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+            hint = f"check {self._source.token_variable}" if denied else ""
+            raise SourceDown(f"Prometheus answers {answer.status}", where=where, hint=hint)
+        try:
+            document = json.loads(answer.body)
+            if document["status"] != "success":
+                raise SourceDown("no answer of Prometheus", where=where)
+            if warnings := document.get("warnings"):  # the answer may be a part of the truth
+                raise SourceDown(f"an answer with warnings: {'; '.join(warnings)}", where=where)
+            found = [
+                ({name: text for name, text in one["metric"].items() if name != "__name__"}, float(one["value"][1]))
+                for one in document["data"]["result"]
+            ]
+        except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
+            raise SourceDown(f"no answer of Prometheus: {error!r}", where=where) from error
+        if any(not math.isfinite(value) for _, value in found):
+            raise SourceDown(f"{query} is not a number", where=where)
+        return found
 
 
 def open_source(
