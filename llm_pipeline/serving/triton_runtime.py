@@ -139,8 +139,8 @@ def inspect_interpreter(python: Path, home: TritonHome) -> StubInterpreter:
             raise ConfigError("there is no python3 on PATH, and the server's python models run in it", where="PATH")
         python = Path(installed)
     facts = _interpreter_facts(python.absolute())
-    places = tuple(map(Path, facts["places"]))
     if home.libraries is None:
+        places = tuple(map(Path, facts["places"]))
         return StubInterpreter(python, facts["version"], Path(facts["library_directory"]), places)
     where = str(python)
     if not (python.parent / "python3").exists():
@@ -161,6 +161,7 @@ def inspect_interpreter(python: Path, home: TritonHome) -> StubInterpreter:
             where=where,
             hint="install numpy==1.26.4 there (fixed upstream by python_backend pull request 384)",
         )
+    places = tuple(map(Path, facts["places"]))
     return StubInterpreter(python.absolute(), facts["version"], library_directory, places)
 
 

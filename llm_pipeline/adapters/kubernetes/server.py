@@ -17,7 +17,6 @@ from llm_pipeline.base.labels import LABEL_PREFIX
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
 from llm_pipeline.serving.control import (
     Candidate,
     StagedServer,
@@ -28,7 +27,6 @@ from llm_pipeline.serving.control import (
 )
 from llm_pipeline.serving.kubernetes_manifests import (
     INSTANCE_LABEL,
-    ServedRelease,
     render_manifests,
     staging_name,
     workload_endpoint,
@@ -76,7 +74,7 @@ class KubernetesControl:
         """Starts the server; pods fetch weights first, so they may take `startup_minutes` if that is longer."""
         workload, *others = self._manifests(candidate)
         self._take(candidate)
-        started, seconds = time.monotonic(), self._wait_seconds(wait_seconds)
+        started, seconds = time.monotonic(), max(wait_seconds, 60.0 * self._place.manifests.startup_minutes)
         if not self._cluster().create(workload):
             self._take(candidate)  # another worker was faster
         try:
@@ -102,9 +100,6 @@ class KubernetesControl:
             await_no_requests(self.endpoint, drain_seconds)
         self._delete()
 
-    def _wait_seconds(self, wanted: float) -> float:
-        return max(wanted, 60.0 * self._place.manifests.startup_minutes)
-
     def _cluster(self) -> Cluster:
         if self._opened is None:
             self._opened = Cluster(self._place.manifests.namespace, self._place.context, NEEDS)
@@ -115,16 +110,14 @@ class KubernetesControl:
         if candidate.release is None:
             raise ConfigError("pods need a release's artifacts by name", where=self._where)
         release = candidate.release.model_copy(update={"name": staging_name(self._slot.release_name)})
-        for manifest in render_manifests(release, self._options(release), endpoint_seconds=1).values():
-            if manifest["kind"] in _APPLIED:
-                yield manifest
-
-    def _options(self, release: ServedRelease) -> ServingManifestOptions:
         image = self._place.manifests.image or release.target.container
         if image and "@" not in image:
             log.warning("the image is named by a tag, which may move: name its digest", image=image)
         alone = {"minimum_replicas": 1, "maximum_replicas": 1, "autoscaler": "none"}
-        return self._place.manifests.model_copy(update=alone)
+        options = self._place.manifests.model_copy(update=alone)
+        for manifest in render_manifests(release, options, endpoint_seconds=1).values():
+            if manifest["kind"] in _APPLIED:
+                yield manifest
 
     def _take(self, candidate: Candidate) -> None:
         """Make sure that the name is free, or that what has it serves the candidate."""
@@ -141,7 +134,12 @@ class KubernetesControl:
             )
 
     def _await_ready(self, deadline: float) -> None:
-        while not self._is_ready():
+        while True:
+            workload = self._cluster().read(self._kind, self._workload)
+            if workload is None:
+                raise Transient("somebody deleted it while it started", where=self._where, hint="run the stage again")
+            if (workload.get("status") or {}).get("readyReplicas"):
+                return
             self._refuse_failed()
             if time.monotonic() > deadline:
                 pods = self._cluster().list("Pod", self._labels)
@@ -152,12 +150,6 @@ class KubernetesControl:
                 hint = "see kubectl describe pods; raise startup_minutes of the manifests, if it only needs longer"
                 raise Transient(f"the server was not ready in time: {what}", where=self._where, hint=hint)
             time.sleep(_POLL_SECONDS)
-
-    def _is_ready(self) -> bool:
-        workload = self._cluster().read(self._kind, self._workload)
-        if workload is None:
-            raise Transient("somebody deleted it while it started", where=self._where, hint="run the stage again")
-        return bool((workload.get("status") or {}).get("readyReplicas"))
 
     @property
     def _labels(self) -> dict[str, str]:

@@ -90,7 +90,8 @@ def test_a_repository_that_pods_do_not_find_fails_in_the_set_up(control, cluster
 def test_an_image_that_cannot_be_pulled_is_named_in_the_end_and_leaves_nothing(
     control, cluster, make_repository, candidate_of, monkeypatch
 ):
-    monkeypatch.setattr(type(control), "_wait_seconds", lambda *_: 1.0)
+    soon = control._place.manifests.model_copy(update={"startup_minutes": 1 / 60})
+    monkeypatch.setattr(control, "_place", control._place.model_copy(update={"manifests": soon}))
     cluster.missing_images.add(IMAGE)
     with pytest.raises(ConfigError, match=f"ImagePullBackOff.*{IMAGE}"):
         control.start(candidate_of(make_repository()), wait_seconds=1)
