@@ -1,6 +1,7 @@
 """A staging server in pods: the cluster is a double, what its pods run is real, set-up and server alike."""
 
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -90,8 +91,8 @@ def test_a_repository_that_pods_do_not_find_fails_in_the_set_up(control, cluster
 def test_an_image_that_cannot_be_pulled_is_named_in_the_end_and_leaves_nothing(
     control, cluster, make_repository, candidate_of, monkeypatch
 ):
-    soon = control._place.manifests.model_copy(update={"startup_minutes": 1 / 60})
-    monkeypatch.setattr(control, "_place", control._place.model_copy(update={"manifests": soon}))
+    await_ready = control._await_ready
+    monkeypatch.setattr(control, "_await_ready", lambda _: await_ready(time.monotonic() + 1))
     cluster.missing_images.add(IMAGE)
     with pytest.raises(ConfigError, match=f"ImagePullBackOff.*{IMAGE}"):
         control.start(candidate_of(make_repository()), wait_seconds=1)
