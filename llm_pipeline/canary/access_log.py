@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.logging import get_logger
@@ -124,8 +124,6 @@ class LogCursor(Frozen):
 class AccessLog:
     """Reads an Envoy access log incrementally, whole lines only.
 
-    Its file is held open, so lines that are written after it was moved or deleted are still read.
-
     Attributes:
         damaged: Lines that could not be understood so far.
         behind: Whether the last read left lines unread.
@@ -151,21 +149,18 @@ class AccessLog:
         self._slot_of_address = slot_of_address
         self._reopen = reopen
         self._largest = largest_bytes
-        self._held: BinaryIO | None = None
         self.damaged = 0
         self.behind = False
 
     def end(self) -> LogCursor:
         """The cursor behind the last whole line."""
-        stream = _open(self._path)
-        if stream is None:
-            return LogCursor()
-        with stream:
-            size = _size(stream)
-            begin = max(0, size - _LONGEST_LINE_BYTES)
+        with contextlib.suppress(FileNotFoundError), self._path.open("rb") as stream:
+            found = os.fstat(stream.fileno())
+            begin = max(0, found.st_size - _LONGEST_LINE_BYTES)
             stream.seek(begin)
-            whole = stream.read(size - begin).rfind(b"\n") + 1
-            return LogCursor(inode=_inode(stream), offset=begin + whole)
+            whole = stream.read(found.st_size - begin).rfind(b"\n") + 1
+            return LogCursor(inode=found.st_ino, offset=begin + whole)
+        return LogCursor()
 
     def recent(self, since: float, most_bytes: int = _RECENT_BYTES) -> list[ObservedRequest]:
         """Requests that started at or after `since` and ended, as far back as the newest bytes of the log go."""
@@ -177,74 +172,41 @@ class AccessLog:
     def read(self, cursor: LogCursor, most_bytes: int = 2**62) -> tuple[list[ObservedRequest], LogCursor]:
         """Requests written since `cursor`, and the cursor behind them.
 
-        A log that was moved, or deleted while this object read it, is read to its end first; one that was truncated is
-        read from its start. The router is told to open its log again.
+        A log that was put aside is read to its end first; one that was truncated is read from its start. Of a log that
+        somebody else moved, what was written since the last call is lost, and the router is told to open a new one.
 
         Args:
             cursor: Where an earlier call ended.
             most_bytes: Of the log that are read in one call; what is left is for the next one (see `behind`).
         """
-        self._put_aside()
-        stream, lines = self._stream(cursor), b""
-        if stream is not None:
-            if _inode(stream) != cursor.inode or _size(stream) < cursor.offset:
-                cursor = LogCursor(inode=_inode(stream))
-            lines, cursor = _lines(stream, cursor, most_bytes)
-            follows = _open(self._path) if self._moved and not _lines(stream, cursor, _LONGEST_LINE_BYTES)[0] else None
-            if follows is not None and _size(follows):  # else the router has not reopened its log yet
-                self._hold(follows)
-                more, cursor = _lines(follows, LogCursor(inode=_inode(follows)), most_bytes)
-                lines += more
-        self.behind = self._held is not None and bool(_lines(self._held, cursor, _LONGEST_LINE_BYTES)[0])
-        if self._moved:
-            self._ask_to_reopen()
+        self.keep()
+        lines, current = b"", _inode(self._path)
+        if cursor.inode and cursor.inode == _inode(self._aside):
+            reopened = current != 0 and self._path.stat().st_size > 0  # else the router may still write to it
+            lines, cursor, self.behind = _lines(self._aside, cursor, most_bytes)
+            if self.behind or not reopened:
+                return list(self._requests(lines.splitlines())), cursor
+            cursor = LogCursor(inode=current)
+        elif cursor.inode != current:
+            if cursor.inode:
+                log.warning("the access log was moved, with lines that were not read yet", path=str(self._path))
+                self._ask_to_reopen()
+            cursor = LogCursor(inode=current)
+        if current:
+            more, cursor, self.behind = _lines(self._path, cursor, most_bytes)
+            lines += more
         return list(self._requests(lines.splitlines())), cursor
 
     def keep(self) -> None:
-        """Rotate and reopen the file. Reading does this too; call it while nothing reads."""
-        self._put_aside()
+        """Put a long log aside, and have the router open its log again. Reading does this too."""
+        with contextlib.suppress(FileNotFoundError):  # the guard, or a controller, put it aside at the same moment
+            if self._largest is not None and self._path.stat().st_size > self._largest:
+                self._path.rename(self._aside)
         if not self._path.exists():
             self._ask_to_reopen()
 
-    @property
-    def _moved(self) -> bool:
-        """Whether the path now names another file than the one being read, or no file."""
-        try:
-            named = self._path.stat().st_ino
-        except FileNotFoundError:
-            return True
-        return self._held is not None and _inode(self._held) != named
-
-    def _stream(self, cursor: LogCursor) -> BinaryIO | None:
-        """The file that the cursor is in, also where it was put aside; else the one at the path, None without one."""
-        if self._held is not None and _inode(self._held) == cursor.inode:
-            return self._held
-        for path in (self._path, self._aside):
-            stream = _open(path)
-            if stream is not None and cursor.inode in (0, _inode(stream)):
-                return self._hold(stream)
-        stream = _open(self._path)
-        if stream is not None:
-            log.warning("a file of the access log is gone, with lines that were not read yet", path=str(self._path))
-        return stream and self._hold(stream)
-
-    def _hold(self, stream: BinaryIO) -> BinaryIO:
-        if self._held is not None:
-            self._held.close()
-        self._held = stream
-        return stream
-
-    def _put_aside(self) -> None:
-        if self._largest is None or self._moved:
-            return
-        with contextlib.suppress(FileNotFoundError):  # the guard, or a controller, put it aside at the same moment
-            if self._path.stat().st_size <= self._largest:
-                return
-            self._path.rename(self._aside)
-        self._ask_to_reopen()
-
     def _ask_to_reopen(self) -> None:
-        """Ask the router to reopen its log; repeated at each read until it writes to the path."""
+        """Ask the router to reopen its log; repeated at each read until the path is there."""
         if self._reopen is None:
             return
         try:
@@ -376,37 +338,35 @@ def _count(value: Any) -> int | None:
     return None if found is None else int(found)
 
 
-def _open(path: Path) -> BinaryIO | None:
+def _inode(path: Path) -> int:
+    """0 where there is no file."""
     try:
-        return path.open("rb")
+        return path.stat().st_ino
     except FileNotFoundError:
-        return None
+        return 0
 
 
-def _inode(stream: BinaryIO) -> int:
-    return os.fstat(stream.fileno()).st_ino
-
-
-def _size(stream: BinaryIO) -> int:
-    return os.fstat(stream.fileno()).st_size
-
-
-def _lines(stream: BinaryIO, cursor: LogCursor, most_bytes: int) -> tuple[bytes, LogCursor]:
-    """Whole lines after the cursor; longer ones than the router writes are damaged and left out."""
-    stream.seek(cursor.offset)
-    data = stream.read(max(0, min(_size(stream) - cursor.offset, most_bytes)))
-    whole = data[: data.rfind(b"\n") + 1]
-    too_long = not whole and len(data) >= min(most_bytes, _LONGEST_LINE_BYTES)
-    return whole, LogCursor(inode=cursor.inode, offset=cursor.offset + len(data if too_long else whole))
+def _lines(path: Path, cursor: LogCursor, most_bytes: int) -> tuple[bytes, LogCursor, bool]:
+    """Whole lines after the cursor, the cursor behind them, and whether there are more; too long ones are left out."""
+    with path.open("rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
+        offset = cursor.offset if cursor.offset <= size else 0
+        stream.seek(offset)
+        data = stream.read(min(size - offset, most_bytes))
+        whole = data[: data.rfind(b"\n") + 1]
+        too_long = not whole and len(data) >= min(most_bytes, _LONGEST_LINE_BYTES)
+        offset += len(data if too_long else whole)
+        stream.seek(offset)
+        more = b"\n" in stream.read(min(size - offset, _LONGEST_LINE_BYTES))
+    return whole, LogCursor(inode=cursor.inode, offset=offset), more
 
 
 def _last_lines(path: Path, most_bytes: int) -> bytes:
     """The last whole lines of a file; empty if there is no file."""
-    stream = _open(path) if most_bytes > 0 else None
-    if stream is None:
+    if most_bytes <= 0 or not path.exists():
         return b""
-    with stream:
-        size = _size(stream)
+    with path.open("rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
         stream.seek(max(0, size - most_bytes))
         data = stream.read(min(size, most_bytes))
     if size > most_bytes:
