@@ -64,7 +64,6 @@ class ObservedRequest:
         by_status_only: It is none, so nothing but its status is judged.
         first_byte_milliseconds: From the request's last byte until the answer's first byte; None without an answer.
         total_milliseconds: From there until its last byte, or until the user went away, or its age in flight.
-        stream_milliseconds: From the answer's first byte to its last; None without an answer.
         identity: The request's id, the same in all its lines; empty where the router does not log it.
         server: The slot that answered, or was asked last; None where that is not known.
         output_tokens: By the answer's own count; None where the router could not read it.
@@ -84,7 +83,6 @@ class ObservedRequest:
     streaming: bool
     first_byte_milliseconds: float | None
     total_milliseconds: float
-    stream_milliseconds: float | None = None
     identity: str = ""
     route: str = ""
     by_status_only: bool = False
@@ -101,12 +99,6 @@ class ObservedRequest:
     def seen_at(self) -> float:
         """When its line was written, by the router's clock: seconds since 1970."""
         return self.started_at + self.total_milliseconds / 1000
-
-    @property
-    def per_token_milliseconds(self) -> float | None:
-        """Time per output token after the first; None without a stream of two tokens or more."""
-        tokens, time = self.output_tokens or 0, self.stream_milliseconds
-        return time / (tokens - 1) if self.streaming and time is not None and tokens > 1 else None
 
 
 class LogCursor(Frozen):
@@ -273,7 +265,6 @@ def _request(
         streaming=entry.get("stream") == "1",
         first_byte_milliseconds=_after(asking, entry.get("first_byte_ms")),
         total_milliseconds=_after(asking, entry.get("total_ms")) or 0.0,
-        stream_milliseconds=_positive(entry.get("stream_ms")),
         identity=str(entry.get("id") or ""),
         route=route,
         by_status_only=not route,

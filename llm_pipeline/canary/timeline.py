@@ -13,12 +13,11 @@ from llm_pipeline.base.json_document import load_record
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.access_log import AccessLog, ObservedRequest
-from llm_pipeline.canary.analysis import AnalysisState, Look, MetricState, StepState, regressed_at
+from llm_pipeline.canary.analysis import Look, StepState, regressed_at
 from llm_pipeline.canary.evidence import SPLIT_ALPHA, beyond_in_words, metric_compared, split_ratio
 from llm_pipeline.canary.metrics import quantile
 from llm_pipeline.canary.record import CanaryEvent, CanaryRecord, EventKind
 from llm_pipeline.canary.router import SlotName
-from llm_pipeline.config.policy import CanaryPolicy
 
 
 class MetricSummary(Frozen):
@@ -75,7 +74,21 @@ def summarise_step(record: CanaryRecord) -> StepSummary | None:
     state = record.analysis
     if state is None or state.step is None:
         return None
-    split = state.step.split
+    split, metrics = state.step.split, []
+    for metric in state.metrics:
+        at, mine, theirs = metric.telling, metric.total.candidate, metric.total.stable
+        metrics.append(
+            MetricSummary(
+                name=metric.name + beyond_in_words(metric, state.thresholds, at),
+                verdict=metric_compared(metric, state, record.policy).verdict,
+                candidate_events=mine.events[at],
+                candidate_requests=mine.requests,
+                stable_events=theirs.events[at],
+                stable_requests=theirs.requests,
+                e_value=metric.largest,
+                regressed_at=regressed_at(record.policy),
+            )
+        )
     return StepSummary(
         percent=record.step_percent,
         verdict=record.judgement.verdict if record.judgement else None,
@@ -87,22 +100,8 @@ def summarise_step(record: CanaryRecord) -> StepSummary | None:
         split_verdict=split_ratio(state.step).verdict,
         split_e_value=split.largest,
         split_wrong_at=1.0 / SPLIT_ALPHA,
-        metrics=tuple(_summarise_metric(metric, state, record.policy) for metric in state.metrics),
+        metrics=tuple(metrics),
         left_out=tuple(state.thresholds.left_out),
-    )
-
-
-def _summarise_metric(metric: MetricState, state: AnalysisState, policy: CanaryPolicy) -> MetricSummary:
-    at, mine, theirs = metric.telling, metric.total.candidate, metric.total.stable
-    return MetricSummary(
-        name=metric.name + beyond_in_words(metric, state.thresholds, at),
-        verdict=metric_compared(metric, state, policy).verdict,
-        candidate_events=mine.events[at],
-        candidate_requests=mine.requests,
-        stable_events=theirs.events[at],
-        stable_requests=theirs.requests,
-        e_value=metric.largest,
-        regressed_at=regressed_at(policy),
     )
 
 
@@ -116,11 +115,6 @@ class ArmPoint(Frozen):
     first_token_p95: float | None = None
     end_to_end_p50: float | None = None
     end_to_end_p95: float | None = None
-    per_token_p50: float | None = None
-    per_token_p95: float | None = None
-    truncated: int = 0
-    empty: int = 0
-    abandoned: int = 0
 
 
 def arm_point(requests: Sequence[ObservedRequest]) -> ArmPoint:
@@ -129,7 +123,6 @@ def arm_point(requests: Sequence[ObservedRequest]) -> ArmPoint:
     answered = [request for request in judged if not request.error and not request.cancelled]
     first = [r.first_byte_milliseconds for r in answered if r.streaming and r.first_byte_milliseconds is not None]
     total = [request.total_milliseconds for request in answered]
-    each = [time for request in answered if (time := request.per_token_milliseconds) is not None]
     return ArmPoint(
         requests=len(requests),
         errors=sum(request.error for request in requests),
@@ -138,11 +131,6 @@ def arm_point(requests: Sequence[ObservedRequest]) -> ArmPoint:
         first_token_p95=quantile(first, 0.95),
         end_to_end_p50=quantile(total, 0.5),
         end_to_end_p95=quantile(total, 0.95),
-        per_token_p50=quantile(each, 0.5),
-        per_token_p95=quantile(each, 0.95),
-        truncated=sum(bool(request.truncated) for request in answered),
-        empty=sum(bool(request.empty) for request in answered),
-        abandoned=sum(request.cancelled for request in requests),
     )
 
 
@@ -261,7 +249,6 @@ class CanarySummary(Frozen):
 
     Attributes:
         began_at: Seconds since 1970.
-        stable: The slot that served before; None for a first deployment.
         events: What happened in this attempt, oldest first.
         evidence: The e-values over time; None before the first look.
         step: The step in force; None before the first.
@@ -269,10 +256,7 @@ class CanarySummary(Frozen):
 
     release_id: str
     target: str
-    phase: str
     began_at: float
-    stable: SlotName | None
-    candidate: SlotName
     events: tuple[CanaryEvent, ...] = ()
     evidence: EvidenceSeries | None = None
     step: StepSummary | None = None
@@ -283,25 +267,26 @@ def write_timeline(directory: Path, record: CanaryRecord, access_log: AccessLog 
 
     Of a long log only the newest part is read (`MOST_BYTES`): each step writes a timeline of its own.
     """
-    requests = access_log.recent(record.began_at, MOST_BYTES) if access_log else []
-    events = [event for event in record.events if event.at >= record.began_at]
+    requests, began_at = access_log.recent(record.began_at, MOST_BYTES) if access_log else [], record.began_at
+    events = [event for event in record.events if event.at >= began_at]
     shares = [(event.at, share) for event in events if (share := _share_after(event, record)) is not None]
-    points = timeline(
-        requests,
-        shares,
-        candidate=record.candidate,
-        began_at=record.began_at,
-        interval_seconds=_interval_seconds(requests, record.began_at),
-    )
+    lasted = max((request.started_at for request in requests), default=began_at) - began_at
+    seconds = float(max(1, math.ceil(lasted / MOST_INTERVALS)))
+    points = timeline(requests, shares, candidate=record.candidate, began_at=began_at, interval_seconds=seconds)
+    evidence = None
+    if record.analysis is not None and record.looks:
+        evidence = EvidenceSeries(
+            metrics=tuple(metric.name for metric in record.analysis.metrics),
+            regressed_at=regressed_at(record.policy),
+            split_wrong_at=1.0 / SPLIT_ALPHA,
+            looks=tuple(look.model_copy(update={"at": look.at - began_at}) for look in record.looks),
+        )
     summary = CanarySummary(
         release_id=record.release_id,
         target=record.target,
-        phase=record.phase.value,
         began_at=record.began_at,
-        stable=record.stable,
-        candidate=record.candidate,
         events=tuple(events),
-        evidence=_evidence(record),
+        evidence=evidence,
         step=summarise_step(record),
     )
     directory.mkdir(parents=True, exist_ok=True)
@@ -334,12 +319,6 @@ def read_summary(directory: Path) -> CanarySummary:
     return load_record(CanarySummary, directory / SUMMARY_FILE, "not a canary's summary")
 
 
-def _interval_seconds(requests: Sequence[ObservedRequest], began_at: float) -> float:
-    """Whole seconds."""
-    lasted = max((request.started_at for request in requests), default=began_at) - began_at
-    return float(max(1, math.ceil(lasted / MOST_INTERVALS)))
-
-
 def _share_after(event: CanaryEvent, record: CanaryRecord) -> float | None:
     """The candidate's share of the traffic from an event on; None where it stays as it was."""
     if event.kind is EventKind.SHIFTED:
@@ -347,16 +326,3 @@ def _share_after(event: CanaryEvent, record: CanaryRecord) -> float | None:
     if event.kind is EventKind.PROMOTED and record.stable is None:
         return 1.0
     return 0.0 if event.kind in (EventKind.STARTED, EventKind.ROLLED_BACK) else None
-
-
-def _evidence(record: CanaryRecord) -> EvidenceSeries | None:
-    if record.analysis is None or not record.looks:
-        return None
-    metrics = record.analysis.metrics
-    looks = (look.model_copy(update={"at": look.at - record.began_at}) for look in record.looks)
-    return EvidenceSeries(
-        metrics=tuple(metric.name for metric in metrics),
-        regressed_at=regressed_at(record.policy),
-        split_wrong_at=1.0 / SPLIT_ALPHA,
-        looks=tuple(looks),
-    )

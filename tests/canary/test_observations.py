@@ -51,8 +51,8 @@ HIDDEN = {"fault": True, "error": True, "lost": False}
 LOST = {"fault": True, "lost": True}
 REFUSED = {"fault": False, "refused": True}
 UNREAD = {"output_tokens": None, "empty": None, "truncated": None}
-TOLD = {"stream": "1", "has_text": "1", "output_tokens": 12, "finish_reason": "stop", "stream_ms": 55}
-READ = {"output_tokens": 12, "finish_reason": "stop", "empty": False, "truncated": False, "per_token_milliseconds": 5.0}
+TOLD = {"stream": "1", "has_text": "1", "output_tokens": 12, "finish_reason": "stop"}
+READ = {"output_tokens": 12, "finish_reason": "stop", "empty": False, "truncated": False}
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,6 @@ READ = {"output_tokens": 12, "finish_reason": "stop", "empty": False, "truncated
         ({**GRPC, "cluster": "blue_grpc", "grpc_status": 0}, WELL),
         ({"code": 0, "flags": "DC"}, {**WELL, "cancelled": True}),
         (TOLD, READ),
-        ({**TOLD, "output_tokens": 1}, {"output_tokens": 1, "per_token_milliseconds": None}),
         ({"has_text": "1"}, {"truncated": True}),
         ({"has_text": "1", "finish_reason": "cancelled"}, {"truncated": True}),
         ({"has_text": "1", "finish_reason": "length"}, {"truncated": False}),
@@ -143,7 +142,6 @@ def test_the_timeline_shows_both_arms_and_the_intended_share(path) -> None:
     assert (points[1].candidate.errors, points[1].candidate.lost) == (1, 0)
     assert points[1].candidate.first_token_p50 == 30.0
     assert points[0].candidate.first_token_p50 is None
-    assert points[0].candidate.per_token_p50 is None
 
 
 DAMAGED = [
@@ -161,7 +159,6 @@ DAMAGED = [
     line(started_at="nan").encode(),
     line(started_at="1e999").encode(),
     line(total_ms=-1).encode(),
-    line(stream_ms=[]).encode(),
     line(code={}).encode(),
     line(output_tokens=float("nan"), has_text="1").encode(),
 ]

@@ -261,10 +261,7 @@ class SampleRelease:
         summary = CanarySummary(
             release_id=RELEASE,
             target="cpu",
-            phase="passed",
             began_at=began_at,
-            stable="blue",
-            candidate="green",
             events=tuple(events),
         )
         lines = "".join(point.model_dump_json() + "\n" for point in points)
