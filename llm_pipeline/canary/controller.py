@@ -61,8 +61,8 @@ from llm_pipeline.canary.router import (
     RouterConflict,
     RouterUnavailable,
     RouteState,
-    SlotName,
     TrafficRouter,
+    all_to,
     name_release,
     other_slot,
 )
@@ -157,50 +157,31 @@ class CanaryController:
             words = "the canary of an earlier run is over: this run starts a new one"
             log.info(words, earlier=record.phase.value, run=self._plan.run)
             record = new_attempt(self._plan, self._traffic.end(), record)
-        self._check_order(record, percent)
+        steps, passed = self._policy.steps_percent, record.passed_percent
+        following = [step for step in steps if step > passed][:1]
+        if not record.settled and percent not in [step for step in steps if step <= passed] + following:
+            where = f"canary of {record.release_id}"
+            raise ConfigError(f"step {percent:g} % is not the next one", where=where, hint=f"steps: {steps}")
         record = record.model_copy(update={"run": self._plan.run, "policy": self._policy})
+
+        def on_trial(state: PlaceState) -> PlaceState:
+            self._lease.confirm()
+            return state.model_copy(update={"on_trial": self._plan.release_id})
+
         if not record.settled:
-            self._claim_routes()
-            self._place = edit_place(self._journal.store, self._plan.target, self._on_trial)
+            self._place = edit_place(self._journal.store, self._plan.target, on_trial)
         return self._turn(record, percent) if record.phase is Phase.PAUSED else self._save(record)
-
-    def _on_trial(self, state: PlaceState) -> PlaceState:
-        self._lease.confirm()
-        return state.model_copy(update={"on_trial": self._plan.release_id})
-
-    def _claim_routes(self) -> None:
-        """Rewrite the current routes with our epoch: an earlier controller can no longer write any."""
-        try:
-            state, revision = self._router.read()
-            if state.epoch < self._token.epoch:
-                claimed = state.model_copy(update={"owner": self._plan.driver, "epoch": self._token.epoch})
-                self._router.write(claimed, revision)
-        except RouterUnavailable as error:
-            log.warning("the routes cannot be claimed", reason=str(error))
 
     def _end_older_release(self) -> None:
         """Another release's canary on this target is rolled back first, however its controller ended."""
         store, target = self._journal.store, self._plan.target
         other = read_place(store, target).on_trial
-        if not other or other == self._plan.release_id:
-            return
         journal = CanaryJournal(store, other, target)
-        if (record := journal.load()) is None or record.settled:
-            return
-        log.warning("rolling back another release", release=other, phase=record.phase.value)
-        reason = evidence.superseded(self._plan.release_id)
-        end_canary(journal, self._at, lease=self._lease, by=self._plan.driver, reason=reason)
-
-    def _check_order(self, record: CanaryRecord, percent: float) -> None:
-        steps = self._policy.steps_percent
-        allowed = [step for step in steps if step <= record.passed_percent]
-        allowed += [step for step in steps if step > record.passed_percent][:1]
-        if not record.settled and percent not in allowed:
-            raise ConfigError(
-                f"step {percent:g} % is not the next one",
-                where=f"canary of {record.release_id}",
-                hint=f"steps: {steps}",
-            )
+        record = journal.load() if other not in ("", self._plan.release_id) else None
+        if record is not None and not record.settled:
+            log.warning("rolling back another release", release=other, phase=record.phase.value)
+            reason = evidence.superseded(self._plan.release_id)
+            end_canary(journal, self._at, lease=self._lease, by=self._plan.driver, reason=reason)
 
     def _turn(self, record: CanaryRecord, percent: float) -> CanaryRecord:
         """Observe, decide, act; returns the record as saved. A new phase is recorded before anything is done for it."""
@@ -228,7 +209,11 @@ class CanaryController:
         Raises:
             Fenced: A newer owner moved the traffic.
         """
-        place = self._read_place()
+        try:
+            self._place = read_place(self._journal.store, self._plan.target)
+        except Transient as error:  # it stays as it was read last: an outage resumes nothing
+            log.warning("cannot read whether a person paused, resumed or approved it", reason=str(error))
+        place = self._place
         record = with_pause(self._with_router(record), place.pause, self._plan.driver)
         held = record.pause_request is not None and record.phase in PAUSABLE
         watches = record.phase is Phase.BAKING or (held and record.phase is Phase.PASSED)
@@ -260,14 +245,6 @@ class CanaryController:
         if (against or not candidate_runs) and isinstance(self._slots, TellsDeaths):
             seen = replace(seen, death=self._slots.engine_death(record.candidate))
         return record, seen, revision
-
-    def _read_place(self) -> PlaceState:
-        """The place's document; while the store cannot be read, as it was read last: an outage resumes nothing."""
-        try:
-            self._place = read_place(self._journal.store, self._plan.target)
-        except Transient as error:
-            log.warning("cannot read whether a person paused, resumed or approved it", reason=str(error))
-        return self._place
 
     def _with_router(self, record: CanaryRecord) -> CanaryRecord:
         """Start the router again if it has ended, in every phase: without it every user is refused."""
@@ -407,7 +384,8 @@ class CanaryController:
         """Until stable has had enough requests the candidate, which answers by now, gets those that stable fails."""
         state, revision = self._router.read()
         stable = record.stable or other_slot(record.candidate)
-        want = self._state(stable, 1.0, on_trial=False, standby=record.candidate)
+        want = all_to(stable, owner=self._plan.driver, epoch=self._token.epoch, standby=record.candidate)
+        want = self._router.nearest(want)
         if want.standby is not None and state.standby != want.standby and want.same_traffic(state):
             confirmed = wait_converged(self._router, self._router.write(want, revision), self._plan.patience.confirm)
             log.info("the candidate is stable's standby", slot=record.candidate, confirmed=confirmed)
@@ -416,18 +394,23 @@ class CanaryController:
         return self._save(record, watched_seconds=watched)
 
     def _deploy_first(self, record: CanaryRecord) -> CanaryRecord:
-        want = self._state(record.candidate, 1.0, on_trial=False)
+        want = self._router.nearest(all_to(record.candidate, owner=self._plan.driver, epoch=self._token.epoch))
         record = self._save(record, intended=want)
         if not traffic_to(self._router, want, self._plan.patience):
             return self._save(condemned(record, evidence.not_acknowledged(), by=self._plan.driver))
         record = record.with_event(EventKind.PROMOTED, "first deployment: all traffic at once", by=self._plan.driver)
-        promoted = {"phase": Phase.PROMOTED, "applied": want, "passed_percent": record.step_percent}
-        return self._save(record, **promoted)
+        return self._save(record, phase=Phase.PROMOTED, applied=want, passed_percent=record.step_percent)
 
     def _shift(self, record: CanaryRecord, revision: str) -> CanaryRecord:
         """Record the intent, write the routes, wait until the router confirms them, record that."""
-        share = self._policy.share_at(record.step_percent)
-        want = self._state(record.candidate, share, on_trial=True)
+        mine = round(self._policy.share_at(record.step_percent) * ALL)
+        wanted = RouteState(
+            weights={record.candidate: mine, other_slot(record.candidate): ALL - mine},
+            candidate=record.candidate,
+            owner=self._plan.driver,
+            epoch=self._token.epoch,
+        )
+        want = self._router.nearest(wanted)
         tests = analysis.begin_step(tests_of(record), want.weights[record.candidate] / ALL)
         record = self._save(record, intended=want, analysis=tests)
         revision = self._router.write(want, revision)
@@ -446,19 +429,8 @@ class CanaryController:
             return record
 
     def _roll_back(self, record: CanaryRecord) -> CanaryRecord:
-        want = self._state(record.stable or record.candidate, 1.0, on_trial=False)
-        return give_back(record, want, self._at, token=self._token, by=self._plan.driver)
-
-    def _state(self, slot: SlotName, share: float, *, on_trial: bool, standby: SlotName | None = None) -> RouteState:
-        mine = round(share * ALL)
-        wanted = RouteState(
-            weights={slot: mine} if mine == ALL else {slot: mine, other_slot(slot): ALL - mine},
-            candidate=slot if on_trial else None,
-            standby=standby,
-            owner=self._plan.driver,
-            epoch=self._token.epoch,
-        )
-        return self._router.nearest(wanted)
+        want = all_to(record.stable or record.candidate, owner=self._plan.driver, epoch=self._token.epoch)
+        return give_back(record, self._router.nearest(want), self._at, token=self._token, by=self._plan.driver)
 
     def _save(self, record: CanaryRecord, **changes: object) -> CanaryRecord:
         return self._journal.save(record.model_copy(update={**changes, "epoch": self._token.epoch}))
@@ -469,9 +441,9 @@ class CanaryController:
         Raises:
             Transient: As `refused`: the candidate has no traffic.
         """
-        candidate = record.candidate if record is not None and not record.settled else None
         state = self._router.read()[0]
-        if candidate is None or state.candidate != candidate or not state.weights.get(candidate):
+        mine = record is not None and not record.settled and state.candidate == record.candidate
+        if record is None or not mine or not state.weights.get(record.candidate):
             raise refused
         log.warning(
             "the store accepts no writes, and nothing is moved until it does; `rollback --force` does not wait",

@@ -35,7 +35,6 @@ from llm_pipeline.canary.router import (
 )
 from llm_pipeline.canary.slots import ServedPlace, SlotControl
 from llm_pipeline.serving.slot_fence import FencingToken
-from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.place_state import PlaceState, read_place
 
@@ -63,7 +62,17 @@ def traffic_to(router: TrafficRouter, want: RouteState, patience: Patience) -> b
         RouterUnavailable: The routes could not be written for `patience.write` seconds.
         Fenced: A newer owner moved the traffic meanwhile.
     """
-    revision = _write_with_retries(router, want, patience.write)
+    deadline, pause = time.monotonic() + patience.write, _FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            revision = router.write(want, None)
+            break
+        except RouterUnavailable as error:
+            if time.monotonic() >= deadline:
+                raise
+            log.warning("cannot write the routes, trying again", reason=str(error))
+        time.sleep(pause)
+        pause = min(2 * pause, _LARGEST_PAUSE_SECONDS)
     confirmed = wait_converged(router, revision, patience.confirm)
     if not confirmed:
         log.warning("the router did not confirm the routes; they are on disk", revision=revision)
@@ -99,19 +108,6 @@ def wait_usable(router: TrafficRouter, slot: SlotName, seconds: float) -> bool:
     return wait_until(steady, seconds)
 
 
-def _write_with_retries(router: TrafficRouter, want: RouteState, seconds: float) -> str:
-    deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE_SECONDS
-    while True:
-        try:
-            return router.write(want, None)
-        except RouterUnavailable as error:
-            if time.monotonic() >= deadline:
-                raise
-            log.warning("cannot write the routes, trying again", reason=str(error))
-        time.sleep(pause)
-        pause = min(2 * pause, _LARGEST_PAUSE_SECONDS)
-
-
 def retire(
     place: ServedPlace, slot: SlotName, repository: ArtifactRef, *, token: FencingToken, drain_seconds: float
 ) -> str:
@@ -130,35 +126,26 @@ def retire(
     Raises:
         Fenced: Somebody else took the slots over meanwhile; nothing was stopped.
     """
-    longest = drain_seconds if place.patience.drain is None else place.patience.drain
-    cut = _drain(place, slot, longest) if place.slots.alive(slot) else 0
-    words = f"{cut} requests still in flight were cut after {longest:g} s" if cut else ""
+    patience, words = place.patience, ""
+    longest = drain_seconds if patience.drain is None else patience.drain
+    blind = longest if patience.blind_drain is None else patience.blind_drain
+    began = told = time.monotonic()
+    while place.slots.alive(slot):
+        left = place.router.active_requests(slot) if place.router is not None else None
+        left = place.slots.in_flight(slot) if left is None else left  # the router's count, or else the server's
+        now = time.monotonic()
+        if left == 0 or now - began >= (blind if left is None else longest):
+            words = f"{left} requests still in flight were cut after {longest:g} s" if left else ""
+            break
+        if now - told >= _DRAIN_LOG_SECONDS:
+            log.info("waiting for requests in flight", slot=slot, requests=left, limit_seconds=longest)
+            told = now
+        time.sleep(_POLL_SECONDS)
     if not place.slots.stop(slot, repository, token):
         words = LEFT_ALONE
     if words:
         log.warning(words, slot=slot, repository=str(repository))
     return words
-
-
-def _drain(place: ServedPlace, slot: SlotName, longest: float) -> int | None:
-    """Wait until no request is in flight; returns how many still are after so long, None if that is unknown."""
-    blind = longest if place.patience.blind_drain is None else place.patience.blind_drain
-    began = told = time.monotonic()
-    while (left := _in_flight(place, slot)) != 0 and place.slots.alive(slot):
-        now = time.monotonic()
-        if now - began >= (blind if left is None else longest):
-            return left
-        if now - told >= _DRAIN_LOG_SECONDS:
-            log.info("waiting for requests in flight", slot=slot, requests=left, limit_seconds=longest)
-            told = now
-        time.sleep(_POLL_SECONDS)
-    return 0
-
-
-def _in_flight(place: ServedPlace, slot: SlotName) -> int | None:
-    """The router's count, or else the server's; None if neither counts."""
-    counted = place.router.active_requests(slot) if place.router is not None else None
-    return counted if counted is not None else place.slots.in_flight(slot)
 
 
 class NoWayBack(Transient):
@@ -199,20 +186,16 @@ def have_answering(
         raise NoWayBack(f"the server in {slot} {state}, and what it served is unknown", hint="start it by hand")
     if running:
         slots.stop(slot, repository, token)
-    _start(slots, slot, repository, token, seconds)
-    return True
-
-
-def _start(slots: SlotControl, slot: SlotName, repository: ArtifactRef, token: FencingToken, seconds: float) -> None:
-    hint = "see the server's log; the same call is safe again"
+    where, hint = str(repository), "see the server's log; the same call is safe again"
     try:
         slots.ensure(slot, repository, token)
     except Fenced:
         raise
     except PipelineError as error:
-        raise NoWayBack(f"the server in {slot} does not start: {error}", where=str(repository), hint=hint) from error
+        raise NoWayBack(f"the server in {slot} does not start: {error}", where=where, hint=hint) from error
     if not _answers(slots, slot, seconds):
-        raise NoWayBack(f"the server in {slot} was started and gives no answer", where=str(repository), hint=hint)
+        raise NoWayBack(f"the server in {slot} was started and gives no answer", where=where, hint=hint)
+    return True
 
 
 def _answers(slots: SlotControl, slot: SlotName, seconds: float) -> bool:
@@ -310,7 +293,11 @@ def end_canary(
         NoWayBack: Stable does not answer and cannot be started.
     """
     record = journal.load()
-    if record is None or _is_over(journal.store, record, even_promoted=even_promoted):
+    if record is None or read_place(journal.store, record.target).on_trial not in ("", record.release_id):
+        return record  # a later release has ended it, while its holder was frozen: the traffic belongs to that release
+    if record.phase is Phase.PROMOTED and not even_promoted:
+        return record
+    if record.phase is Phase.ROLLED_BACK and record.traffic_confirmed is not False:
         return record
     token = token_of(lease, place, record)
     lease.confirm()
@@ -325,19 +312,6 @@ def end_canary(
     want = all_to(record.stable or record.candidate, owner=f"rollback of {record.release_id}", epoch=token.epoch)
     record = give_back(record, want, place, token=token, by=by)
     return journal.save(record.model_copy(update={"phase": Phase.ROLLED_BACK}))
-
-
-def _is_over(store: ArtifactStore, record: CanaryRecord, *, even_promoted: bool) -> bool:
-    """Whether nothing is left to roll back, checked by the holder of the lease.
-
-    The caller may have been frozen since its last check. If a later release has ended this canary meanwhile, the
-    traffic belongs to that release.
-    """
-    if read_place(store, record.target).on_trial not in ("", record.release_id):
-        return True
-    if record.phase is Phase.PROMOTED:
-        return not even_promoted
-    return record.phase is Phase.ROLLED_BACK and record.traffic_confirmed is not False
 
 
 def give_back(
@@ -357,34 +331,25 @@ def give_back(
         NoWayBack: Stable does not answer and cannot be started. Traffic stays on the candidate if that one answers.
         Fenced: Somebody else took the target over.
     """
-    confirmed = True
-    if record.stable is not None and place.router is not None:
-        confirmed = _to_stable(record, want, place, place.router, token)
+    router, slots, patience, stable = place.router, place.slots, place.patience, other_slot(record.candidate)
+    words, confirmed = "all traffic is on stable", True
+    if record.stable is not None and router is not None:
+        if is_standby(record, place):  # a rolled-back version must not stand by; users of stable are not moved
+            traffic_to(router, want, patience)
+        try:
+            if have_answering(slots, stable, record.stable_repository, token, seconds=patience.prove):
+                wait_usable(router, stable, patience.usable)
+        except NoWayBack:
+            if not slots.answers(record.candidate):  # this loses nothing, and stable gets the traffic once it runs
+                traffic_to(router, want, patience)
+            raise
+        confirmed = traffic_to(router, want, patience)
+        log.info("traffic is on stable", slot=stable, confirmed=confirmed)
         record = record.model_copy(update={"intended": want, "applied": want if confirmed else None})
-    words = (
-        "all traffic is on stable" if confirmed else "all traffic was sent to stable, but the router did not confirm it"
-    )
+    if not confirmed:
+        words = "all traffic was sent to stable, but the router did not confirm it"
     seconds = record.policy.drain_seconds
     retired = retire(place, record.candidate, record.repository, token=token, drain_seconds=seconds)
     words = "; ".join(filter(None, (words, retired)))
     record = record.with_event(EventKind.ROLLED_BACK, words, by=by, percent=0.0)
     return record.model_copy(update={"traffic_confirmed": confirmed})
-
-
-def _to_stable(
-    record: CanaryRecord, want: RouteState, place: ServedPlace, router: TrafficRouter, token: FencingToken
-) -> bool:
-    """Returns whether the router confirmed it."""
-    slots, patience, stable = place.slots, place.patience, other_slot(record.candidate)
-    if is_standby(record, place):  # a rolled-back version must not stand by; users of stable are not moved
-        traffic_to(router, want, patience)
-    try:
-        if have_answering(slots, stable, record.stable_repository, token, seconds=patience.prove):
-            wait_usable(router, stable, patience.usable)
-    except NoWayBack:
-        if not slots.answers(record.candidate):  # this loses nothing, and stable gets the traffic once it runs
-            traffic_to(router, want, patience)
-        raise
-    confirmed = traffic_to(router, want, patience)
-    log.info("traffic is on stable", slot=stable, confirmed=confirmed)
-    return confirmed
