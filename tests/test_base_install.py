@@ -106,7 +106,7 @@ MINIMAL: dict[str, Case] = {
     "status": (["status", "-d", "DIR/here.yaml"], 5, "deployment here, store file://"),
     "start": (["start", "-d", "DIR/here.yaml"], 4, "has 0 places"),
     "stop": (["stop", "cpu", "-d", "DIR/here.yaml"], 4, "has no place 'cpu'"),
-    "rollback": (["rollback", "a/b", "cpu", "-d", "DIR/here.yaml"], 4, "has no place for 'cpu'"),
+    "rollback": (["rollback", "a/b", "cpu", "-d", "DIR/here.yaml"], 4, "has no place 'cpu'"),
     "gc": (["gc", "-d", "DIR/here.yaml"], 0, "nothing was changed"),
     "doctor": (["doctor", "-d", "DIR/here.yaml"], 4, "no tritonserver here"),
     "init": (["init", "DIR/project", "--model", "a/b"], 0, "llm-pipeline plan"),

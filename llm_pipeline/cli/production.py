@@ -184,7 +184,7 @@ def _left_alone(store: ArtifactStore, place: str) -> list[str]:
 
 def _named_place(options: argparse.Namespace) -> tuple[Deployment, ArtifactStore, str]:
     """The deployment and its store, and which of its places is meant."""
-    from llm_pipeline.operations.status import require_place_of
+    from llm_pipeline.operations.served_place import require_place_of
 
     deployment, store = opened(options)
     if options.place:
@@ -287,10 +287,14 @@ def _approve(options: argparse.Namespace) -> int:
 def _guard(options: argparse.Namespace) -> int:
     from llm_pipeline.notifications.telling import tell_canary
     from llm_pipeline.operations.guard import guard_once
+    from llm_pipeline.operations.served_place import require_place_of
     from llm_pipeline.operations.status import deployment_status, named_deployment
 
     deployment, store = opened(options)
-    deployment = _guarded(deployment, options.gpu_target)
+    if options.gpu_target is not None:
+        require_place_of(deployment, options.gpu_target)
+        only = {options.gpu_target: deployment.places[options.gpu_target]}
+        deployment = deployment.model_copy(update={"places": only})
     write_lines([f"{named_deployment(deployment.name, store.uri)}, places {', '.join(deployment.places) or 'none'}"])
     actions = guard_once(store, deployment)
     for place in deployment.places:
@@ -302,15 +306,6 @@ def _guard(options: argparse.Namespace) -> int:
     dead = list(deployment_status(store, deployment).dead())
     write_lines(dead)
     return ExitCode.INFRASTRUCTURE if dead or any(action.what == "failed" for action in actions) else ExitCode.GO
-
-
-def _guarded(deployment: Deployment, target: str | None) -> Deployment:
-    """The deployment with the places to be guarded."""
-    if target is None:
-        return deployment
-    if target not in deployment.places:
-        raise ConfigError(f"deployment {deployment.name} has no place for {target!r}", where=deployment.name)
-    return deployment.model_copy(update={"places": {target: deployment.places[target]}})
 
 
 def _add_rolling_back(commands: Commands) -> None:
@@ -348,17 +343,19 @@ def _add_rolling_back(commands: Commands) -> None:
 
 def _roll_back(options: argparse.Namespace) -> int:
     from llm_pipeline.notifications.telling import tell_canary
-    from llm_pipeline.operations.rollback import force_at, roll_back_at
+    from llm_pipeline.operations.rollback import force, roll_back
+    from llm_pipeline.operations.served_place import place_as_it_is, place_with_router
     from llm_pipeline.store.provenance import user_here
 
     (deployment, store), target = opened(options), options.gpu_target
     by = options.by or user_here()
     by = f"{by}: {options.reason}" if options.reason else by
     if options.force:
-        done = force_at(store, deployment, options.model_id, target, by=by)
+        done = force(place_as_it_is(store, deployment, options.model_id, target), by=by)
         write_lines([f"{target}: {done}", "nothing is recorded: run it without --force once the store takes writes"])
         return ExitCode.GO
-    production = roll_back_at(store, deployment, options.model_id, target, by=by, leaving=options.leaving).production
+    place = place_with_router(store, deployment, options.model_id, target)
+    production = roll_back(place, by=by, leaving=options.leaving).production
     tell_canary(store, deployment, target)
     serving = f"{production.release_id} serves in {production.slot}" if production else "nothing serves"
     sys.stdout.write(f"{options.model_id} on {target}: {serving}\n")

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import partial
 
 from llm_pipeline.base.errors import ConfigError, PipelineError
 from llm_pipeline.base.logging import get_logger
@@ -50,27 +49,21 @@ from llm_pipeline.canary.record import (
 )
 from llm_pipeline.canary.router import (
     RouterUnavailable,
-    SlotName,
     all_to,
     name_release,
     other_slot,
 )
 from llm_pipeline.canary.slots import ServedPlace
-from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.operations.served_place import (
     despite_others,
-    free_slot,
-    is_guarded,
+    is_recent,
+    last_heard,
     left_for,
     newest,
     on_trial,
-    place_as_it_is,
-    place_with_router,
 )
 from llm_pipeline.release.trusted_pointers import require_served
-from llm_pipeline.serving.slot_fence import FencingToken
-from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease, LeaseHeld
 from llm_pipeline.store.place_state import PlaceState, Pointer, WayBack, edit_place, read_place, refuse_stranger
 
@@ -79,19 +72,6 @@ log = get_logger(__name__)
 _OTHERS_SECONDS = 15.0
 _FORCED = "forced rollback"
 """How the routes' owner begins after one."""
-
-
-def roll_back_at(
-    store: ArtifactStore, deployment: Deployment, model_id: str, target: str, *, by: str, leaving: str = ""
-) -> PlaceState:
-    """`roll_back`, at a place of a deployment.
-
-    Raises:
-        ConfigError: The deployment has no such place; see `roll_back`, too.
-    """
-    if target not in deployment.places:
-        raise ConfigError(f"deployment {deployment.name} has no place for {target!r}", where=deployment.name)
-    return roll_back(place_with_router(store, deployment, model_id, target), by=by, leaving=leaving)
 
 
 def roll_back(place: ServedPlace, *, by: str, leaving: str = "") -> PlaceState:
@@ -114,18 +94,13 @@ def roll_back(place: ServedPlace, *, by: str, leaving: str = "") -> PlaceState:
     refuse_stranger(place.store, place.target, place.model_id)
     state = read_place(place.store, place.target)
     meant = leaving or newest(on_trial(place, state), state.of(place.model_id).production)
-    return despite_others(partial(_roll_back_once, place, by, leaving, meant))
 
+    def attempt() -> PlaceState:
+        take_over(place.store, place.target)
+        with Lease(place.store, lease_name(place.target), seconds=LEASE_SECONDS) as lease:
+            return _RollBack(place, lease, by).run(leaving, meant)
 
-def force_at(store: ArtifactStore, deployment: Deployment, model_id: str, target: str, *, by: str) -> str:
-    """`force`, at a place of a deployment.
-
-    Raises:
-        ConfigError: The deployment has no such place; see `force`, too.
-    """
-    if target not in deployment.places:
-        raise ConfigError(f"deployment {deployment.name} has no place for {target!r}", where=deployment.name)
-    return force(place_as_it_is(store, deployment, model_id, target), by=by)
+    return despite_others(attempt)
 
 
 def force(place: ServedPlace, *, by: str) -> str:
@@ -133,6 +108,10 @@ def force(place: ServedPlace, *, by: str) -> str:
 
     Nothing is recorded and nothing is stopped; its server is started if it has ended and the store can still say what
     it served.
+
+    Args:
+        place: Where, with its router as it is.
+        by: Who asks for it.
 
     Returns:
         Where the users are, in words.
@@ -149,7 +128,11 @@ def force(place: ServedPlace, *, by: str) -> str:
     busiest = max(state.weights, key=lambda one: state.weights[one])
     if state.owner.startswith(_FORCED):
         return f"all traffic was on {busiest} already"
-    known, trial = _as_far_as_readable(place)
+    known, trial = PlaceState(), None
+    try:
+        known, trial = read_place(place.store, place.target), latest_canary(place.store, place.target)
+    except PipelineError as error:
+        log.warning("what the store says of this place cannot be read", reason=str(error))
     candidate = state.candidate or (trial.candidate if trial is not None and not trial.settled else None)
     slot, token = other_slot(candidate or busiest), slots.newest()
     served = {one.slot: one.repository for one in (known.previous, known.production) if one is not None}
@@ -158,14 +141,6 @@ def force(place: ServedPlace, *, by: str) -> str:
     epoch = epoch_above(0, state.epoch, token.epoch)
     confirmed = traffic_to(router, all_to(slot, owner=f"{_FORCED} by {by}", epoch=epoch), place.patience)
     return f"all traffic is on {slot}" + ("" if confirmed else ", which the router did not confirm")
-
-
-def _as_far_as_readable(place: ServedPlace) -> tuple[PlaceState, CanaryRecord | None]:
-    try:
-        return read_place(place.store, place.target), latest_canary(place.store, place.target)
-    except PipelineError as error:
-        log.warning("what the store says of this place cannot be read", reason=str(error))
-        return PlaceState(), None
 
 
 def carry_on(place: ServedPlace) -> WayBack | None:
@@ -183,12 +158,6 @@ def carry_on(place: ServedPlace) -> WayBack | None:
     except LeaseHeld:
         return None
     return found
-
-
-def _roll_back_once(place: ServedPlace, by: str, leaving: str, meant: str) -> PlaceState:
-    take_over(place.store, place.target)
-    with Lease(place.store, lease_name(place.target), seconds=LEASE_SECONDS) as lease:
-        return _RollBack(place, lease, by).run(leaving, meant)
 
 
 class _RollBack:
@@ -259,7 +228,8 @@ class _RollBack:
     def _leave_production(self, production: Pointer, previous: Pointer) -> PlaceState:
         """One edit: the release before it is production. What that needs is done afterwards, by whoever comes."""
         way_back = self._way_back(production.release_id, previous.release_id, production.repository)
-        back = {"slot": free_slot(previous, production), "promoted_at": way_back.asked_at}
+        free = other_slot(production.slot)  # its own slot, or at least not the one that serves now
+        back = {"slot": free, "promoted_at": way_back.asked_at}
         changes = {
             "production": previous.model_copy(update=back),
             "previous": None,
@@ -293,22 +263,17 @@ class _RollBack:
         want, state = all_to(slot, owner=f"rollback to {found.to}", epoch=token.epoch), router.read()[0]
         if not state.same_traffic(want) or state.standby is not None:
             traffic_to(router, want, self._place.patience)
-        self._retire(other_slot(slot), found, token)
-        log.info("production rolled back", release=found.to, slot=slot)
-
-    def _retire(self, slot: SlotName, found: WayBack, token: FencingToken) -> None:
-        """Stop the server of the release that was left; its canary's record says so, for reports and its next run."""
         journal = CanaryJournal(self._store, found.left, self._target)
         record = journal.load()
         seconds = (record.policy if record else CanaryPolicy()).drain_seconds
-        cut = retire(self._place, slot, found.repository, token=token, drain_seconds=seconds)
-        if record is None or record.phase is not Phase.PROMOTED:
-            return
-        judgement = evidence.taken_back("in production", 100.0, self._by)
-        words = "; ".join(filter(None, (judgement.summary, cut)))
-        record = record.with_event(EventKind.ROLLED_BACK, words, by=self._by, percent=0.0)
-        changes = {"phase": Phase.ROLLED_BACK, "judgement": judgement, "traffic_confirmed": True}
-        journal.save(record.model_copy(update={**changes, "epoch": max(token.epoch, record.epoch + 1)}))
+        cut = retire(self._place, other_slot(slot), found.repository, token=token, drain_seconds=seconds)
+        if record is not None and record.phase is Phase.PROMOTED:  # for reports, and for its next run
+            judgement = evidence.taken_back("in production", 100.0, self._by)
+            words = "; ".join(filter(None, (judgement.summary, cut)))
+            record = record.with_event(EventKind.ROLLED_BACK, words, by=self._by, percent=0.0)
+            changes = {"phase": Phase.ROLLED_BACK, "judgement": judgement, "traffic_confirmed": True}
+            journal.save(record.model_copy(update={**changes, "epoch": max(token.epoch, record.epoch + 1)}))
+        log.info("production rolled back", release=found.to, slot=slot)
 
     def _not_there(self, state: PlaceState, leaving: str) -> PlaceState:
         """It neither serves nor is on trial: done before, or a mistake."""
@@ -361,23 +326,17 @@ def ensure_rolled_back(place: ServedPlace, release_id: str, *, leave_paused: boo
             log.info("nothing to roll back", phase=record.phase.value if record else "never began")
             return record
         if leave_paused and record.phase is Phase.PAUSED:
-            if is_guarded(store, target):
-                log.info(
-                    "the canary is waiting for a person; the guard watches its deadline", percent=record.share_percent
-                )
+            if is_recent(last_heard(store, target)):
+                words = "the canary is waiting for a person; the guard watches its deadline"
+                log.info(words, percent=record.share_percent)
                 return record
-            log.warning(
-                "the canary is waiting for a person, but no guard watches its deadline: unpause the guard's DAG"
-            )
+            log.warning("a person may answer it, but no guard watches its deadline: unpause the guard's DAG")
         take_over(store, target)
         with Lease(store, lease_name(target), seconds=LEASE_SECONDS) as lease:
             return end_canary(journal, place, lease=lease, by="the end of its run")
 
-    def let_others_finish() -> None:
-        def over() -> bool:
-            found = journal.load()
-            return found is None or found.phase is not Phase.ROLLING_BACK
+    def over() -> bool:
+        found = journal.load()
+        return found is None or found.phase is not Phase.ROLLING_BACK
 
-        wait_until(over, place.patience.confirm + _OTHERS_SECONDS)
-
-    return despite_others(attempt, let_others_finish)
+    return despite_others(attempt, lambda: wait_until(over, place.patience.confirm + _OTHERS_SECONDS))

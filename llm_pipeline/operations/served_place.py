@@ -27,7 +27,6 @@ from llm_pipeline.canary.router import (
     TrafficRouter,
     all_to,
     open_router,
-    other_slot,
     router_as_it_is,
 )
 from llm_pipeline.canary.slots import ServedPlace, slot_servers, slots_of
@@ -121,13 +120,24 @@ def last_pass(heard_seconds: float | None) -> str:
     return f"ran {duration(heard_seconds)} ago{'' if is_recent(heard_seconds) else ': it is not running'}"
 
 
-def is_guarded(store: ArtifactStore, target: str) -> bool:
-    """Whether a guard checked the target lately; a controller leaves its canary to a guard that runs."""
-    return is_recent(last_heard(store, target))
+def require_place_of(deployment: Deployment, place: str) -> None:
+    """Refuse a place that the deployment does not have.
+
+    Raises:
+        ConfigError: It has none of that name.
+    """
+    if place not in deployment.places:
+        known = ", ".join(deployment.places) or "none"
+        raise ConfigError(f"deployment {deployment.name} has no place {place!r}", hint=f"its places: {known}")
 
 
 def place_as_it_is(store: ArtifactStore, deployment: Deployment, model_id: str, target: str) -> ServedPlace:
-    """A deployment's place with its router as it is, running or not: nothing is started by looking for it."""
+    """A deployment's place with its router as it is, running or not: nothing is started by looking for it.
+
+    Raises:
+        ConfigError: The deployment has no such place.
+    """
+    require_place_of(deployment, target)
     patience = Patience.with_router(deployment.places[target].router)
     slots = slots_of(store, deployment, target)
     return ServedPlace(store, model_id, target, router_here(deployment, target), slots, patience)
@@ -203,8 +213,3 @@ def left_for(place: ServedPlace, production: Pointer) -> str | None:
     last = read_place(place.store, place.target).way_back
     served = last is not None and last.to == production.release_id and production.promoted_at >= last.asked_at
     return last.left if last is not None and served else None
-
-
-def free_slot(previous: Pointer, production: Pointer) -> SlotName:
-    """The previous release's own slot; never the one that serves production now."""
-    return previous.slot if previous.slot != production.slot else other_slot(production.slot)

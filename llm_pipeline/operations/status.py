@@ -17,7 +17,7 @@ from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 from llm_pipeline.artifacts.endpoint_description import EndpointDescription
-from llm_pipeline.base.errors import ConfigError, ExitCode, IntegrityError, PipelineError
+from llm_pipeline.base.errors import ExitCode, IntegrityError, PipelineError
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.record import CanaryRecord, Phase, StandingPause, read_canary_record, standing_pause
@@ -26,7 +26,14 @@ from llm_pipeline.canary.slots import OpenAiSlots, generates, slot_endpoint, slo
 from llm_pipeline.config.deployment import Deployment, TargetPlace
 from llm_pipeline.config.server_place import OpenAiSlot, ServerPorts
 from llm_pipeline.inspection.table import labelled, readable_time
-from llm_pipeline.operations.served_place import is_moving, is_recent, last_heard, last_pass, router_here
+from llm_pipeline.operations.served_place import (
+    is_moving,
+    is_recent,
+    last_heard,
+    last_pass,
+    require_place_of,
+    router_here,
+)
 from llm_pipeline.operations.staging import STAGING
 from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.serving.ports import LOOPBACK
@@ -266,17 +273,6 @@ def deployment_status(
         store=store.uri,
         places=tuple(_look_at(store, deployment, name) for name in places or deployment.places),
     )
-
-
-def require_place_of(deployment: Deployment, place: str) -> None:
-    """Refuse a place that the deployment does not have.
-
-    Raises:
-        ConfigError: It has none of that name.
-    """
-    if place not in deployment.places:
-        known = ", ".join(deployment.places) or "none"
-        raise ConfigError(f"deployment {deployment.name} has no place {place!r}", hint=f"its places: {known}")
 
 
 def _look_at(store: ArtifactStore, deployment: Deployment, place: str) -> PlaceStatus:

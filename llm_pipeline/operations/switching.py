@@ -34,12 +34,13 @@ from llm_pipeline.canary.router import (
 from llm_pipeline.canary.slots import ServedPlace, slot_servers, slot_state
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.server_place import ServerPorts
-from llm_pipeline.operations.rollback import roll_back_at
+from llm_pipeline.operations.rollback import roll_back
 from llm_pipeline.operations.served_place import (
     acting,
     despite_others,
     is_moving,
     place_as_it_is,
+    place_with_router,
     router_here,
     start_router,
 )
@@ -283,7 +284,7 @@ def _end_trial(store: ArtifactStore, deployment: Deployment, place: str) -> Iter
     if release_id is None:
         return
     model = model_of_release(store, release_id) or read_place(store, place).model_id
-    roll_back_at(store, deployment, model, place, by="stop", leaving=release_id)
+    roll_back(place_with_router(store, deployment, model, place), by="stop", leaving=release_id)
     yield f"the canary of {release_id}"
 
 

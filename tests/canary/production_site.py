@@ -18,7 +18,8 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.demo.traffic import TrafficRecord
-from llm_pipeline.operations.rollback import roll_back_at
+from llm_pipeline.operations.rollback import roll_back
+from llm_pipeline.operations.served_place import place_with_router
 from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
 from llm_pipeline.release.execute import execute
 from llm_pipeline.serving.repository_links import write_links
@@ -117,7 +118,8 @@ class Production:
 
     def roll_back(self, leaving: str = "") -> None:
         """As a person asks for it."""
-        roll_back_at(self.store, self.deployment, self.model, "cpu", by="anna: it answers nonsense", leaving=leaving)
+        place = place_with_router(self.store, self.deployment, self.model, "cpu")
+        roll_back(place, by="anna: it answers nonsense", leaving=leaving)
 
     def deploy_first(self) -> None:
         assert verdict(self.canary("r1", 50)) is Verdict.GO

@@ -17,7 +17,8 @@ from llm_pipeline.canary.access_log import LogCursor
 from llm_pipeline.canary.record import CanaryJournal, CanaryPlan, Phase, new_attempt
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.operations.rollback import roll_back, roll_back_at
+from llm_pipeline.operations.rollback import roll_back
+from llm_pipeline.operations.served_place import place_with_router
 from llm_pipeline.operations.upkeep import Promotion, promote
 from llm_pipeline.release.contract import StageFailure, StageRequest
 from llm_pipeline.release.execute import execute
@@ -121,7 +122,7 @@ def test_a_canary_of_another_model_is_refused_before_router_or_slot_is_touched(s
 def test_promotion_rollback_and_repair_of_another_model_are_refused(site: Site, deployment: Deployment) -> None:
     acts = [
         lambda: settle(site),
-        lambda: roll_back_at(site.store, deployment, THEIRS, "cpu", by="bob"),
+        lambda: roll_back(place_with_router(site.store, deployment, THEIRS, "cpu"), by="bob"),
     ]
     for act in acts:
         with pytest.raises(PlaceTaken, match=f"belongs to {OURS}"):
