@@ -193,8 +193,7 @@ class _Turn:
         if seen.thresholds is None and not (waited_long and seen.stable_runs):  # or else only the candidate runs
             return record
         if seen.thresholds is None:
-            few = evidence.too_little_traffic(seen.requests, policy, can_replay=self.plan.can_replay)
-            return self._condemn(record, few)
+            return self._condemn(record, evidence.too_little_traffic(seen.requests, policy))
         log.info(
             "latency limits are fixed from stable's requests",
             requests=seen.thresholds.requests,
@@ -239,8 +238,7 @@ class _Turn:
             record = record.with_event(EventKind.VERDICT, words, by=self.plan.driver, verdict=verdict)
             return self._pass(record, clean)
         if step.split.candidate < policy.minimum_requests:
-            advice = evidence.more_traffic(policy, can_replay=self.plan.can_replay)
-            words = f"{judgement.summary}; too little traffic: approve the step, or {advice}"
+            words = f"{judgement.summary}; too little traffic: approve the step, or {evidence.MORE_TRAFFIC}"
             judgement = judgement.model_copy(update={"summary": words})
         return self._pause(record, judgement, PauseReason.UNDECIDED)
 

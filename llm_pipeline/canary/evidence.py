@@ -256,38 +256,22 @@ def deployed_first(warm_up: WarmUp) -> Judgement:
     return judge("first deployment on this target", [fact])
 
 
-def more_traffic(policy: CanaryPolicy, *, can_replay: bool) -> str:
-    """How to get enough requests for a judgement, as advice.
-
-    Args:
-        policy: The canary's.
-        can_replay: The users' port is known here, so that prompts can be replayed.
-    """
-    if not can_replay:
-        return (
-            "release while there is user traffic, or send requests to the users' address yourself while the canary "
-            "runs: the pipeline does not know this router's users' address, so it replays nothing"
-        )
-    rate = policy.replay_requests_per_second
-    if rate:
-        return f"raise replay_requests_per_second ({rate:g} now) or maximum_bake_seconds under canary: of the policy"
-    return (
-        "have the canary replay prompts of the workload (replay_requests_per_second under canary: of the policy), or "
-        "release while there is user traffic"
-    )
+MORE_TRAFFIC = (
+    "release while there is user traffic, or have the canary replay prompts of the workload, or more of them "
+    "(replay_requests_per_second under canary: of the policy, where the router's users' address is known here)"
+)
+"""How to get enough requests for a judgement."""
 
 
-def too_little_traffic(seen: int, policy: CanaryPolicy, *, can_replay: bool) -> Judgement:
+def too_little_traffic(seen: int, policy: CanaryPolicy) -> Judgement:
     """Production has no traffic to compare with."""
-    advice, minimum = more_traffic(policy, can_replay=can_replay), policy.minimum_requests
-    detail = f"production has too little traffic to compare a candidate with: {advice}"
     fact = Evidence(
         name="stable's requests before the first step",
         verdict=Verdict.INCONCLUSIVE,
         measured=float(seen),
         samples=seen,
-        limit=float(minimum),
-        detail=detail,
+        limit=float(policy.minimum_requests),
+        detail=f"production has too little traffic to compare a candidate with: {MORE_TRAFFIC}",
     )
     return judge("too little traffic to compare with", [fact])
 

@@ -303,6 +303,7 @@ def take_over(store: ArtifactStore, target: str) -> None:
 
     Raises:
         Conflict: The lease changed hands at this very moment; try again.
+        HolderStopped: Its holder, on this host, was stopped in the middle of a renewal; the hint says how to end it.
     """
     name = lease_name(target)
     if (document := store.read_document(name)) is not None:
@@ -376,7 +377,6 @@ class CanaryPlan:
     Attributes:
         run: The run of the release that asks; another one may try a settled canary again, the same one may not.
         production: What serves now; None for the first deployment on the target.
-        can_replay: The users' port of its router is known here, so prompts can be replayed there.
     """
 
     release_id: str
@@ -386,7 +386,6 @@ class CanaryPlan:
     production: Pointer | None
     policy: CanaryPolicy
     patience: Patience = field(default_factory=Patience)
-    can_replay: bool = True
 
     @property
     def driver(self) -> str:

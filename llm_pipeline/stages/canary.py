@@ -102,7 +102,6 @@ def run(context: StageContext[CanaryConfig]) -> StageOutput:
         production=production,
         policy=config.policy,
         patience=Patience.with_router(config.place.router),
-        can_replay=can_replay(router, config.place.router),
     )
     replay = replays(router)
     with replay or contextlib.nullcontext():

@@ -236,7 +236,6 @@ class Site:
     source_down: bool = False
     store_takes: bool = True
     requests_per_look: int = 200
-    can_replay: bool = True
     policy: dict[str, Any] = field(default_factory=lambda: dict(POLICY))
     first: Pointer | None = FIRST
 
@@ -295,7 +294,6 @@ class Site:
             production=production,
             policy=CanaryPolicy.model_validate(self.policy),
             patience=PATIENCE,
-            can_replay=self.can_replay,
         )
         journal = CanaryJournal(self.store, release, "cpu")
         with Lease(self.store, lease_name("cpu")) as lease:
