@@ -7,6 +7,7 @@ well when it generates a token; that its process runs tells nothing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +23,15 @@ from llm_pipeline.base.records import Frozen
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.record import CanaryRecord, Phase, StandingPause, read_canary_record, standing_pause
 from llm_pipeline.canary.router import ALL, RouterCondition, RouteState, SlotName, TellsCondition
-from llm_pipeline.canary.slots import OpenAiSlots, generates, slot_endpoint, slot_servers, slot_state, slots_of
+from llm_pipeline.canary.slots import (
+    OpenAiSlots,
+    SlotControl,
+    generates,
+    slot_endpoint,
+    slot_servers,
+    slot_state,
+    slots_of,
+)
 from llm_pipeline.config.deployment import Deployment, TargetPlace
 from llm_pipeline.config.server_place import OpenAiSlot, ServerPorts
 from llm_pipeline.inspection.table import labelled, readable_time
@@ -228,25 +237,15 @@ def disagreements(
         found = serves.get(production.slot)
         what = f"serves {found[:12]}" if found else "has no server"
         yield f"production is {production.release_id} in {production.slot}, but that slot {what}"
-    if traffic is not None and traffic.standby is not None and not _may_stand_by(state, record, traffic, serves):
-        yield f"the router uses {traffic.standby} as production's standby, and that slot serves no previous version"
-    if traffic is not None and not is_moving(record, production):
-        yield from _elsewhere(production, traffic)
-
-
-def _may_stand_by(
-    state: PlaceState, record: CanaryRecord | None, traffic: RouteState, serves: Mapping[SlotName, str | None]
-) -> bool:
-    """Whether the standby is the previous version, or a candidate whose canary is still running."""
+    if traffic is None:
+        return
     allowed = {None, state.way_back_to.repository.digest if state.way_back_to else None}
     if record is not None and not record.settled and record.candidate == traffic.standby:
         allowed.add(record.repository.digest)
-    return traffic.standby is not None and serves.get(traffic.standby) in allowed
-
-
-def _elsewhere(production: Pointer, traffic: RouteState) -> Iterator[str]:
+    if traffic.standby is not None and serves.get(traffic.standby) not in allowed:
+        yield f"the router uses {traffic.standby} as production's standby, and that slot serves no previous version"
     share = traffic.weights.get(production.slot, 0)
-    if share != ALL or traffic.candidate is not None:
+    if not is_moving(record, production) and (share != ALL or traffic.candidate is not None):
         yield (
             f"production is {production.release_id} in {production.slot}, but the router sends it "
             f"{share / 100:g} % of the traffic (set by {traffic.owner})"
@@ -294,7 +293,6 @@ class _Look:
         self._store, self._deployment, self._place = store, deployment, place
         self._config = deployment.places[place]
         self._root = Path(deployment.state_root)
-        self._slots = slots_of(store, deployment, place)
 
     def status(self, known: PlaceState) -> PlaceStatus:
         bare = PlaceStatus(
@@ -304,21 +302,20 @@ class _Look:
             production=known.production,
             previous=known.way_back_to,
         )
-        return self._here(bare, known) if (self._root / self._place).is_dir() else bare
-
-    def _here(self, bare: PlaceStatus, known: PlaceState) -> PlaceStatus:
-        """Its servers are on this host."""
+        if not (self._root / self._place).is_dir():
+            return bare
         record = read_canary_record(self._store, known.on_trial, self._place) if known.on_trial else None
-        traffic, names = self._traffic(), release_names(known, record)
-        servers = {slot: self._server(slot, names, traffic) for slot in slot_servers(self._config)}
-        router, heard = self._router(traffic), last_heard(self._store, self._place)
+        on_trial = record if record is not None and not record.settled else None
+        router, traffic = self._router()
+        names, heard = release_names(known, record), last_heard(self._store, self._place)
+        slots = slots_of(self._store, self._deployment, self._place)
+        servers = {slot: self._server(slots, slot, names, traffic) for slot in slot_servers(self._config)}
         stopped = is_stopped(servers, router, router_is_ours=bool(self._config.router.ports_here()))
         problems: list[str] = []
         if not stopped:
             digests = {slot: server.digest or None for slot, server in servers.items()}
             problems += disagreements(known, record, traffic, digests)
             problems += not_running(known, servers, router)
-        on_trial = record if record is not None and not record.settled else None
         if on_trial is not None and not is_recent(heard):
             problems.append(f"the canary of {on_trial.release_id} is running, and no guard watches it")
         health = judge_health(known, servers, router, problems, stopped=stopped)
@@ -326,14 +323,23 @@ class _Look:
             health = Health.DEGRADED
         elif known.production is not None and all(server.condition != "answers" for server in servers.values()):
             problems += [] if stopped else [_ALL_DEAD]
+        staged, ask = find_server(self._root / self._place / STAGING), ""
+        shown = [*servers.values()]
+        if isinstance(self._config.staging, ServerPorts) and staged is not None:
+            address = f"http://{LOOPBACK}:{self._config.staging.openai}"
+            condition: ServerCondition = "answers" if staged.ready else "is running but gives no answer"
+            shown.append(_server(STAGING, condition, address, names, staged.digest, since=staged.started_at))
+        if known.production is not None:
+            server = find_server(slot_state(self._root, self._place, known.production.slot))
+            ask = curl_line(self._config, server.about if server else None)
         found = {
             "health": health,
             "on_trial": on_trial.release_id if on_trial is not None else "",
             "on_trial_phase": on_trial.standing if on_trial is not None else "",
             "pause": standing_pause(known, on_trial) if on_trial is not None else None,
-            "servers": (*servers.values(), *self._staging(names)),
+            "servers": tuple(shown),
             "router": router,
-            "ask": self._ask(known),
+            "ask": ask,
             "guard_heard_seconds": heard,
             "problems": tuple(problems),
         }
@@ -351,83 +357,63 @@ class _Look:
         except PipelineError:
             return False
 
-    def _server(self, slot: SlotName, names: Mapping[str, str], traffic: RouteState | None) -> ServerStatus:
-        share = traffic.weights.get(slot, 0) / 100 if traffic is not None else None
-        server = slot_servers(self._config)[slot]
+    def _server(
+        self, slots: SlotControl, slot: SlotName, names: Mapping[str, str], traffic: RouteState | None
+    ) -> ServerStatus:
+        """A server of this host by its process record, or one that somebody else starts by what it was taken for."""
+        server, ended, digest, since = slot_servers(self._config)[slot], slots.ended(slot), "", None
         if isinstance(server, ServerPorts):
-            found = self._found(slot, server, names, ended=self._slots.ended(slot))
+            running, address = find_server(self._root / self._place / slot), f"http://{LOOPBACK}:{server.openai}"
+            if running is not None:
+                digest, since = running.digest, running.started_at
         else:
-            found = self._taken(slot, server, names)
-        answers = found.digest != "" and self._slots.answers(slot)
-        return found.model_copy(update={"traffic_percent": share, **({"condition": "answers"} if answers else {})})
+            address = server.endpoint.url
+            digest = slots.taken_for(slot) if isinstance(slots, OpenAiSlots) else ""
+        condition: ServerCondition = "is running but gives no answer" if digest else "stopped"
+        if ended:
+            condition = "has ended"
+        elif digest and slots.answers(slot):
+            condition = "answers"
+        share = traffic.weights.get(slot, 0) / 100 if traffic is not None else None
+        return _server(slot, condition, address, names, digest, since=since, share=share)
 
-    def _taken(self, slot: SlotName, server: OpenAiSlot, names: Mapping[str, str]) -> ServerStatus:
-        """A server that somebody else starts, by what it was taken for."""
-        digest = self._slots.taken_for(slot) if isinstance(self._slots, OpenAiSlots) else ""
-        if not digest:
-            return ServerStatus(slot=slot, condition="stopped", address=server.endpoint.url)
-        return ServerStatus(
-            slot=slot,
-            condition="has ended" if self._slots.ended(slot) else "is running but gives no answer",
-            address=server.endpoint.url,
-            release_id=names.get(digest, digest[:_SHOWN_DIGITS]),
-            digest=digest,
-        )
-
-    def _staging(self, names: Mapping[str, str]) -> Iterator[ServerStatus]:
-        """The staging server of this host, while there is one."""
-        ports, running = self._config.staging, find_server(self._root / self._place / STAGING)
-        if isinstance(ports, ServerPorts) and running is not None:
-            found = self._found(STAGING, ports, names, ended=False)
-            yield found.model_copy(update={"condition": "answers"}) if running.ready else found
-
-    def _found(self, slot: str, ports: ServerPorts, names: Mapping[str, str], *, ended: bool) -> ServerStatus:
-        """A server by its process record, without asking whether it answers."""
-        running = find_server(self._root / self._place / slot)
-        address = f"http://{LOOPBACK}:{ports.openai}"
-        if running is None:
-            condition: ServerCondition = "has ended" if ended else "stopped"
-            return ServerStatus(slot=slot, condition=condition, address=address)
-        return ServerStatus(
-            slot=slot,
-            condition="is running but gives no answer",
-            address=address,
-            release_id=names.get(running.digest, running.digest[:_SHOWN_DIGITS]),
-            digest=running.digest,
-            since=running.started_at,
-        )
-
-    def _ask(self, known: PlaceState) -> str:
-        if known.production is None:
-            return ""
-        server = find_server(slot_state(self._root, self._place, known.production.slot))
-        return curl_line(self._config, server.about if server else None)
-
-    def _traffic(self) -> RouteState | None:
-        try:
-            router = router_here(self._deployment, self._place)
-            return router.read()[0] if router is not None else None
-        except PipelineError:
-            return None
-
-    def _router(self, traffic: RouteState | None) -> RouterStatus:
-        place = self._config.router
-        return RouterStatus(
-            kind=place.kind,
-            condition=self._router_condition(readable=traffic is not None),
-            address=place.users_url(),
-            told_by=traffic.owner if traffic else "",
-            candidate=(traffic.candidate or "") if traffic else "",
-            standby=(traffic.standby or "") if traffic else "",
-        )
-
-    def _router_condition(self, *, readable: bool) -> RouterCondition:
-        router = router_here(self._deployment, self._place)
+    def _router(self) -> tuple[RouterStatus, RouteState | None]:
+        place, router, traffic = self._config.router, router_here(self._deployment, self._place), None
+        with contextlib.suppress(PipelineError):
+            traffic = router.read()[0] if router is not None else None
+        condition: RouterCondition = "runs" if traffic is not None else "cannot be read"
         if router is None:
-            return "never started"
-        if isinstance(router, TellsCondition):
-            return router.condition()
-        return "runs" if readable else "cannot be read"
+            condition = "never started"
+        elif isinstance(router, TellsCondition):
+            condition = router.condition()
+        found = RouterStatus(kind=place.kind, condition=condition, address=place.users_url())
+        if traffic is not None:
+            standby, candidate = traffic.standby or "", traffic.candidate or ""
+            told = {"told_by": traffic.owner, "candidate": candidate, "standby": standby}
+            found = found.model_copy(update=told)
+        return found, traffic
+
+
+def _server(
+    slot: str,
+    condition: ServerCondition,
+    address: str,
+    names: Mapping[str, str],
+    digest: str,
+    *,
+    since: datetime | None,
+    share: float | None = None,
+) -> ServerStatus:
+    release_id = names.get(digest, digest[:_SHOWN_DIGITS])
+    return ServerStatus(
+        slot=slot,
+        condition=condition,
+        address=address,
+        release_id=release_id,
+        digest=digest,
+        traffic_percent=share,
+        since=since,
+    )
 
 
 def release_names(known: PlaceState, record: CanaryRecord | None) -> Mapping[str, str]:
@@ -469,16 +455,16 @@ def judge_health(
         return Health.DEGRADED if problems else Health.EMPTY
     if stopped:
         return Health.STOPPED
-    routed = router.condition in ("runs", "cannot be read")
-    if not (routed and any(_serves_users(slot, server, router) for slot, server in servers.items())):
+    served = [
+        slot
+        for slot, server in servers.items()
+        if server.condition == "answers"
+        # their requests go there, or fail over to it
+        and (server.traffic_percent != 0 or router.candidate != "" or router.standby == slot)
+    ]
+    if not served or router.condition not in ("runs", "cannot be read"):
         return Health.DEAD
     return Health.DEGRADED if problems else Health.HEALTHY
-
-
-def _serves_users(slot: SlotName, server: ServerStatus, router: RouterStatus) -> bool:
-    """Whether users get this server's answers: their requests go there, or fail over to it."""
-    asked = server.traffic_percent is None or server.traffic_percent > 0
-    return server.condition == "answers" and (asked or router.candidate != "" or router.standby == slot)
 
 
 _PROMPT, _TOKENS = "Hello", 32
