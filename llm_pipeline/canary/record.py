@@ -166,7 +166,6 @@ class CanaryRecord(Frozen):
         pause: Why it waits, while it is paused.
         pause_request: A person's pause that its controller obeys now: the phase stays, and the controller watches on.
         policy: Of the run that drove it last; the guard goes by it, too.
-        began_cursor: Where in the access log the canary begins.
         cursor: How far the access log is analysed; written together with the analysis, so nothing counts twice.
         in_flight: Requests of the step that had not ended there; written with it.
         metrics_cursor: How far a source of counts was read, where there is no log; None when a step has just begun.
@@ -200,7 +199,6 @@ class CanaryRecord(Frozen):
     pause: Pause | None = None
     pause_request: PauseRequest | None = None
     policy: CanaryPolicy = CanaryPolicy()
-    began_cursor: LogCursor = LogCursor()
     cursor: LogCursor = LogCursor()
     in_flight: dict[str, Hanging] = Field(default_factory=dict)
     metrics_cursor: MetricsCursor | None = None
@@ -419,7 +417,6 @@ def new_attempt(plan: CanaryPlan, cursor: LogCursor, earlier: CanaryRecord | Non
         production_since=plan.production_since,
         policy=plan.policy,
         began_at=time.time(),
-        began_cursor=cursor,
         cursor=cursor,
         epoch=earlier.epoch if earlier else 0,
         attempt=earlier.attempt + 1 if earlier else 1,

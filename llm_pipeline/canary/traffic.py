@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Protocol
 
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.logging import get_logger
@@ -57,33 +56,6 @@ class Baseline:
     record: CanaryRecord
 
 
-class Traffic(Protocol):
-    """What the controller looks at."""
-
-    def end(self) -> LogCursor:
-        """Where the log of requests ends now; its beginning where there is none."""
-
-    def baseline(self, record: CanaryRecord, policy: CanaryPolicy) -> Baseline:
-        """What is known of stable before the first step.
-
-        Raises:
-            Transient: The source is down.
-        """
-
-    def step_begins(self, record: CanaryRecord) -> CanaryRecord:
-        """The record, when new weights are in force."""
-
-    def look(self, record: CanaryRecord, thresholds: Thresholds) -> tuple[Window, CanaryRecord]:
-        """Both arms since the last look, and the record behind it.
-
-        Raises:
-            Transient: The source is down, so nothing may be concluded.
-        """
-
-    def step_arms(self, record: CanaryRecord) -> tuple[ArmPoint, ArmPoint]:
-        """Both arms over the step, for the numbers beside a decision; empty where they are not known now."""
-
-
 class LoggedTraffic:
     """Single requests, from the router's own log."""
 
@@ -116,6 +88,7 @@ class LoggedTraffic:
         return record.model_copy(update={"cursor": self._log.end(), "in_flight": {}})
 
     def look(self, record: CanaryRecord, thresholds: Thresholds) -> tuple[Window, CanaryRecord]:
+        """Both arms since the last look, and the record behind it."""
         requests, cursor = self._log.read(record.cursor, MOST_BYTES_A_LOOK)
         seen = window(requests, record.candidate, thresholds, record.step_began_at, record.in_flight)
         read = record.model_copy(update={"cursor": cursor, "in_flight": seen.in_flight})
@@ -154,6 +127,7 @@ class CountedTraffic:
         return record.model_copy(update={"metrics_cursor": None})
 
     def look(self, record: CanaryRecord, thresholds: Thresholds) -> tuple[Window, CanaryRecord]:
+        """The same; raises Transient where the source is down, so nothing may be concluded."""
         found = self._source.window(record.metrics_cursor or self._source.begin())
         seen = window_from_counts(found.arms, record.candidate, thresholds)
         return seen, record.model_copy(update={"metrics_cursor": found.cursor})
@@ -161,3 +135,7 @@ class CountedTraffic:
     def step_arms(self, record: CanaryRecord) -> tuple[ArmPoint, ArmPoint]:
         """Empty: counts do not show single requests."""
         return arms_since([], record.candidate, record.step_began_at)
+
+
+Traffic = LoggedTraffic | CountedTraffic
+"""What the controller looks at."""

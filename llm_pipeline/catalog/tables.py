@@ -75,7 +75,6 @@ class Container(_Fact):
         cuda: Version of CUDA inside, if known.
         driver: Driver it was built for, if known.
         python: Version of Python inside, if known.
-        size_gb: Compressed size in GB, if known.
     """
 
     image: str
@@ -84,7 +83,6 @@ class Container(_Fact):
     cuda: str | None = None
     driver: str | None = None
     python: str | None = None
-    size_gb: float | None = None
 
     @property
     def oldest_driver(self) -> str | None:
@@ -98,12 +96,10 @@ class RuntimeRelease(_Fact):
 
     Attributes:
         has_engine_path: Whether it can still compile TensorRT engines.
-        has_engine_path_why: The evidence.
     """
 
     version: str
     has_engine_path: bool
-    has_engine_path_why: str
 
 
 class SupportCell(_Fact):

@@ -6,7 +6,7 @@
 | `ls`, `show`, `verify`, `diff`, `claims`, `gc` | what a deployment's store holds (`store`) |
 | `status`, `start`, `stop`, `rollback`, `guard` | what serves users (`production`) |
 | `approve`, `approve-step`, `pause`, `resume` | what a person decides of a release on its way (`production`) |
-| `doctor` | what this host has of what a deployment asks for (`doctor`) |
+| `doctor` | what this host has of what a deployment asks for (`production`) |
 | `render-args`, `render`, `pod` | LLM args, Kubernetes manifests (`serving`) |
 | `runbook`, `schema`, `completion` | what errors mean; what editors and shells complete from (`editing`) |
 
@@ -66,12 +66,12 @@ def _refuse_empty(parser: ArgumentParser, arguments: Sequence[str]) -> None:
 
 
 def _parser() -> ArgumentParser:
-    from llm_pipeline.cli import doctor, editing, production, serving, store
+    from llm_pipeline.cli import editing, production, serving, store
 
     tasks = {
         "Releases": (releases,),
         "The store": (store,),
-        "Production": (production, doctor),
+        "Production": (production,),
         "Servers": (serving,),
         "Reading and editing": (editing,),
     }

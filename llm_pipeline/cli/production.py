@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llm_pipeline.base.errors import ConfigError, ExitCode
 from llm_pipeline.cli.options import (
     Commands,
     add_command,
+    deployment_of,
     named_release,
     open_flow,
     opened,
     seconds,
+    write_json,
     write_lines,
     write_view,
 )
@@ -86,6 +89,15 @@ def add_commands(commands: Commands) -> None:
     )
     _add_guarding(commands)
     _add_rolling_back(commands)
+    doctor = add_command(
+        commands,
+        "doctor",
+        _doctor,
+        "check this host: interpreters, containers, cluster, store, disk, ports, Triton, Airflow, GPUs, driver",
+        description="Check this host by doing what stages do. Exit code 4 if a check failed.",
+        json_too=True,
+    )
+    doctor.add_argument("config", type=Path, nargs="?", help="a release config, for its deployment and targets")
 
 
 def _status(options: argparse.Namespace) -> int:
@@ -360,3 +372,24 @@ def _roll_back(options: argparse.Namespace) -> int:
     serving = f"{production.release_id} serves in {production.slot}" if production else "nothing serves"
     sys.stdout.write(f"{options.model_id} on {target}: {serving}\n")
     return ExitCode.GO
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from llm_pipeline.operations.doctor import examine
+    from llm_pipeline.planning.task_pool import task_modules
+    from llm_pipeline.release.loading import load_release
+
+    if options.config:
+        loaded = load_release(options.config)
+        modules = task_modules(loaded.release.evaluation)
+        checks = examine(loaded.deployment, loaded.release.targets, loaded.release.model.id, modules)
+    else:
+        checks = examine(deployment_of(options))
+    if options.json:
+        write_json([check.model_dump() for check in checks])
+    else:
+        width = max(len(check.subject) for check in checks)
+        for check in checks:
+            advice = f" -> {check.fix}" if check.fix else ""
+            write_lines([f"{check.state:<8} {check.subject:<{width}}  {check.detail}{advice}"])
+    return ExitCode.BAD_INPUT if any(check.state == "failed" for check in checks) else ExitCode.GO

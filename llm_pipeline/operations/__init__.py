@@ -11,7 +11,7 @@
 | start | `switching.start` | command line, demo, the canary of what serves already |
 | stop | `switching.stop`, `stop_all`, `end_here` | command line; the end of the demo |
 | replace | `upkeep.replace_holders` | `run --replace`, the form of the release's DAG |
-| stage by hand, end staging | `staging.start_staging`, `end_staging` | command line; the stage `staging_down` |
+| stage by hand, end staging | `staging.start_staging`, `stop_staging` | command line |
 | keep serving, settle, have a standby, retire it | `upkeep.keep` | the guard |
 
 Only these modules and the canary's own controller write routes, slots and the documents of places: an import

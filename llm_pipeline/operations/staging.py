@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from llm_pipeline.base.errors import ConfigError, PipelineError, from_document
 from llm_pipeline.config.deployment import Deployment
@@ -49,51 +47,13 @@ def stop_staging(store: ArtifactStore, deployment: Deployment, place: str, *, re
     refuse_in_use(store, place)
     ports, root = deployment.places[place].staging, Path(deployment.state_root) / place
     if isinstance(ports, ServerPorts):
-        return end_staging(_ServerHere(root / STAGING), comparison_state=root / COMPARISON)
+        was_running = find_server(root / STAGING) is not None
+        for server in (STAGING, COMPARISON):
+            stop_server(root / server)
+        return was_running
     if not release_id:
         raise ConfigError(f"the staging server of {place} is not on this host", hint="name its release: --release")
     return bool(_stage(deployment, place, release_id, "staging_down").metrics["was_running"])
-
-
-class StagingServer(Protocol):
-    """As much of `serving.control.ServerControl` as its end needs."""
-
-    def find(self) -> object | None:
-        """The server; None where none runs."""
-
-    def stop(self, *, drain_seconds: float = 0) -> None:
-        """Stop it, with all it left; nothing there is fine."""
-
-
-@dataclass(frozen=True)
-class _ServerHere:
-    """A server of this host, whichever release it serves."""
-
-    state: Path
-
-    def find(self) -> object | None:
-        return find_server(self.state)
-
-    def stop(self, *, drain_seconds: float = 0) -> None:
-        stop_server(self.state, drain_seconds=drain_seconds)
-
-
-def end_staging(control: StagingServer, *, comparison_state: Path | None = None, drain_seconds: float = 0.0) -> bool:
-    """Stop a staging server and the one that production was compared with; returns whether the first ran.
-
-    Args:
-        control: The staging server's, wherever it runs.
-        comparison_state: Directory of the comparison's server: a load test that was killed may have left it running.
-        drain_seconds: Longest wait for requests in flight.
-
-    Raises:
-        Transient: The place cannot be reached, or something does not end.
-    """
-    was_running = control.find() is not None
-    control.stop(drain_seconds=drain_seconds)
-    if comparison_state is not None:
-        stop_server(comparison_state)
-    return was_running
 
 
 def _stage(deployment: Deployment, place: str, release_id: str, stage: str) -> StageResult:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.operations.staging import end_staging
 from llm_pipeline.release.contract import Stage, StageContext, StageOutput
 from llm_pipeline.serving.control import open_control
+from llm_pipeline.serving.triton_server import stop_server
 from llm_pipeline.stages.request_parts import server_slot
 from llm_pipeline.stages.staging import ServerSlotConfig
 
@@ -40,11 +40,11 @@ def run(context: StageContext[StagingDownConfig]) -> StageOutput:
         Transient: The place cannot be reached, or something does not end.
     """
     config, started = context.config, time.monotonic()
-    was_running = end_staging(
-        open_control(config.place, config.slot),
-        comparison_state=Path(config.comparison_state) if config.comparison_state else None,
-        drain_seconds=config.drain_seconds,
-    )
+    control = open_control(config.place, config.slot)
+    was_running = control.find() is not None
+    control.stop(drain_seconds=config.drain_seconds)
+    if config.comparison_state:
+        stop_server(Path(config.comparison_state))
     seconds = time.monotonic() - started
     return StageOutput(
         metrics={"was_running": int(was_running), "stop_seconds": round(seconds, 3)}, tool_seconds=seconds
