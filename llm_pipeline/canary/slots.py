@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 from pydantic import ValidationError
 
@@ -53,7 +53,6 @@ release answers as it should; under load an engine's batches change some of them
 LONGEST_LOAD_SECONDS = 3600.0
 """Staging loaded the same repository within its policy's time. A server that fails ends at once, not after this."""
 
-_REQUEST_TIMEOUT_SECONDS = 30.0
 _PROBE, _PROBE_TIMEOUT_SECONDS = "Hello", 15.0
 
 
@@ -176,45 +175,58 @@ def slot_state(state_root: Path, target: str, slot: SlotName) -> Path:
     return state_root / target / slot
 
 
-class TritonSlots:
-    """Slots that are Triton servers on this machine."""
+@dataclass(frozen=True)
+class _Slots:
+    """What both kinds of slots have.
 
-    def __init__(
-        self,
-        store: ArtifactStore,
-        place: TargetPlace,
-        *,
-        target: str,
-        state_root: Path,
-        triton_home: Path | None = None,
-        python: Path | None = None,
-        drill: Drill | None = None,
-    ) -> None:
-        """The slots of one target; without `triton_home` and `python` servers can be stopped but not started.
+    Attributes:
+        store: Where the repositories with the golden prompts are.
+        servers: Both slots.
+        target: The target's name.
+        state_root: Directory of all servers' state.
+    """
 
-        Args:
-            store: Where the repositories are.
-            place: Ports of the slots.
-            target: The target's name.
-            state_root: Directory of all servers' state.
-            triton_home: Directory with the unpacked nvidia-pytriton wheel, or an installed server.
-            python: Interpreter of the model's code.
-            drill: A fault for the candidate's server only.
-        """
-        self._store = store
-        servers = slot_servers(place)
-        self._ports = {slot: server for slot, server in servers.items() if not isinstance(server, OpenAiSlot)}
-        self._target = target
-        self._state_root = state_root
-        self._triton_home = triton_home
-        self._python = python
-        self._drill = drill
+    store: ArtifactStore
+    servers: Mapping[SlotName, SlotServer]
+    target: str
+    state_root: Path
+    request_timeout_seconds: ClassVar[float]
 
     def newest(self) -> FencingToken:
-        return newest_token(self._place_state)
+        return newest_token(self.state_root / self.target)
+
+    def warm_up(self, slot: SlotName, repository: ArtifactRef) -> WarmUp:
+        golden = read_golden(self.store.fetch(repository))[:WARM_UP_PROMPTS]
+        return warm_up(slot_endpoint(self.servers[slot]), golden, timeout_seconds=self.request_timeout_seconds)
+
+    def _generates(self, slot: SlotName) -> bool:
+        try:
+            return asyncio.run(generates(slot_endpoint(self.servers[slot])))
+        except PipelineError as error:  # its key is not set here: whether it answers cannot be known
+            log.warning("cannot ask the server", slot=slot, reason=str(error))
+            return False
+
+    def _state(self, slot: SlotName) -> Path:
+        return slot_state(self.state_root, self.target, slot)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TritonSlots(_Slots):
+    """Slots that are Triton servers on this machine.
+
+    Attributes:
+        triton_home: Directory with the unpacked nvidia-pytriton wheel, or an installed server.
+        python: Interpreter of the model's code; without both, servers can be stopped but not started.
+        drill: A fault for the candidate's server only.
+    """
+
+    triton_home: Path | None = None
+    python: Path | None = None
+    drill: Drill | None = None
+    request_timeout_seconds = 30.0
 
     def ensure(self, slot: SlotName, repository: ArtifactRef, token: FencingToken) -> None:
-        admit(self._place_state, token)
+        admit(self.state_root / self.target, token)
         server = find_server(self._state(slot))
         if server is None or (server.digest == repository.digest and not self.alive(slot)):
             self._start(slot, repository, {}, token)
@@ -226,17 +238,13 @@ class TritonSlots:
             )
 
     def replace(self, slot: SlotName, repository: ArtifactRef, token: FencingToken) -> None:
-        environment = {DRILL_VARIABLE: self._drill.model_dump_json()} if self._drill else {}
+        environment = {DRILL_VARIABLE: self.drill.model_dump_json()} if self.drill else {}
         try:
             self._start(slot, repository, environment, token)
         except SlotBusy:
             log.info("making room for the candidate", slot=slot)
             stop_server(self._state(slot), token=token)
             self._start(slot, repository, environment, token)
-
-    def warm_up(self, slot: SlotName, repository: ArtifactRef) -> WarmUp:
-        golden = read_golden(self._store.fetch(repository))[:WARM_UP_PROMPTS]
-        return warm_up(loopback_endpoint(self._ports[slot]), golden, timeout_seconds=_REQUEST_TIMEOUT_SECONDS)
 
     def alive(self, slot: SlotName) -> bool:
         return is_running(self._state(slot))
@@ -249,7 +257,7 @@ class TritonSlots:
         return server is not None and server.digest == repository.digest
 
     def answers(self, slot: SlotName) -> bool:
-        return self.alive(slot) and asyncio.run(generates(loopback_endpoint(self._ports[slot])))
+        return self.alive(slot) and self._generates(slot)
 
     def in_flight(self, slot: SlotName) -> int | None:
         try:
@@ -264,30 +272,24 @@ class TritonSlots:
     def stop(self, slot: SlotName, repository: ArtifactRef, token: FencingToken) -> bool:
         return stop_server(self._state(slot), digest=repository.digest, token=token)
 
-    @property
-    def _place_state(self) -> Path:
-        return self._state_root / self._target
-
-    def _state(self, slot: SlotName) -> Path:
-        return slot_state(self._state_root, self._target, slot)
-
     def _start(
         self, slot: SlotName, repository: ArtifactRef, environment: Mapping[str, str], token: FencingToken
     ) -> None:
-        if self._triton_home is None or self._python is None:
+        ports = self.servers[slot]
+        if self.triton_home is None or self.python is None or isinstance(ports, OpenAiSlot):
             hint = "name an interpreter of this host as the deployment's environment `model`"
             raise ConfigError("servers can only be stopped from here, not started", where=slot, hint=hint)
-        directory = self._store.fetch(repository)
+        directory = self.store.fetch(repository)
         refuse_other_host(directory)
         start_server(
             directory,
-            self._ports[slot],
-            triton_home=self._triton_home,
-            python=self._python,
+            ports,
+            triton_home=self.triton_home,
+            python=self.python,
             state=self._state(slot),
             environment=environment,
             digest=repository.digest,
-            links=fetch_links(directory, self._store),
+            links=fetch_links(directory, self.store),
             wait_seconds=LONGEST_LOAD_SECONDS,
             token=token,
         )
@@ -333,7 +335,6 @@ def _alike(prompt: GoldenPrompt, answer: Generation) -> bool:
 _RECORD = "openai.json"
 _POLL_SECONDS = 1.0
 _CONNECT_SECONDS = 2.0
-_REQUEST_TIMEOUT_SECONDS = 60.0
 
 
 class Taken(Frozen):
@@ -350,34 +351,20 @@ class Taken(Frozen):
     released: bool = False
 
 
-class OpenAiSlots:
+@dataclass(frozen=True, kw_only=True)
+class OpenAiSlots(_Slots):
     """`SlotControl` of servers that nobody here can start: they are waited for, recognised and asked.
 
-    Args:
-        store: Where the repositories with the golden prompts are.
+    Attributes:
         servers: Both slots.
-        target: The target's name.
-        state_root: Directory of all servers' state.
         recognised: Share of the golden answers that a server must give.
         wait_seconds: How long a candidate's server is waited for that does not answer yet.
     """
 
-    def __init__(
-        self,
-        store: ArtifactStore,
-        servers: Mapping[SlotName, OpenAiSlot],
-        *,
-        target: str,
-        state_root: Path,
-        recognised: float = RECOGNISED,
-        wait_seconds: float = 300.0,
-    ) -> None:
-        self._store, self._servers = store, dict(servers)
-        self._target, self._state_root = target, state_root
-        self._recognised, self._wait_seconds = recognised, wait_seconds
-
-    def newest(self) -> FencingToken:
-        return newest_token(self._place_state)
+    servers: Mapping[SlotName, OpenAiSlot]
+    recognised: float = RECOGNISED
+    wait_seconds: float = 300.0
+    request_timeout_seconds = 60.0
 
     def ensure(self, slot: SlotName, repository: ArtifactRef, token: FencingToken) -> None:
         with self._acting(slot, token):
@@ -385,24 +372,20 @@ class OpenAiSlots:
             if taken is not None and not taken.released and taken.digest != repository.digest:
                 raise ConfigError(
                     f"slot {slot} should serve {repository} but was accepted for {taken.digest[:12]}",
-                    where=self._servers[slot].endpoint.url,
+                    where=self.servers[slot].endpoint.url,
                     hint="serve that release there, or first finish or roll back the release in this slot",
                 )
             self._take(slot, repository, wait_seconds=0.0)
 
     def replace(self, slot: SlotName, repository: ArtifactRef, token: FencingToken) -> None:
         with self._acting(slot, token):
-            self._take(slot, repository, wait_seconds=self._wait_seconds)
-
-    def warm_up(self, slot: SlotName, repository: ArtifactRef) -> WarmUp:
-        golden = read_golden(self._store.fetch(repository))[:WARM_UP_PROMPTS]
-        return warm_up(self._servers[slot].endpoint, golden, timeout_seconds=_REQUEST_TIMEOUT_SECONDS)
+            self._take(slot, repository, wait_seconds=self.wait_seconds)
 
     def differs(self, slot: SlotName, repository: ArtifactRef) -> str | None:
         """Why what answers there is not this release; None if it is, as far as its golden answers tell."""
         taken = self._taken(slot)
         try:
-            root = model_root(self._servers[slot].endpoint)
+            root = model_root(self.servers[slot].endpoint)
             if taken is not None and taken.root != root:
                 return f"its model's root was {taken.root}, and is {root} now"
             return self._unlike(slot, repository)
@@ -426,7 +409,7 @@ class OpenAiSlots:
         return self.alive(slot) and self._generates(slot)
 
     def in_flight(self, slot: SlotName) -> int | None:
-        return active_requests(self._servers[slot].endpoint)
+        return active_requests(self.servers[slot].endpoint)
 
     def stop(self, slot: SlotName, repository: ArtifactRef, token: FencingToken) -> bool:
         """Give the server back; it goes on running until whoever started it ends it."""
@@ -438,7 +421,7 @@ class OpenAiSlots:
                 return False
             self._note(slot, taken.model_copy(update={"released": True}))
         log.info("the server is no longer needed: stop it, or serve another release there", slot=slot,
-                 url=self._servers[slot].endpoint.url)  # fmt: skip
+                 url=self.servers[slot].endpoint.url)  # fmt: skip
         return True
 
     def taken_for(self, slot: SlotName) -> str:
@@ -461,7 +444,7 @@ class OpenAiSlots:
         if (unlike := self._unlike(slot, repository)) is not None:
             raise ConfigError(
                 f"the server in {slot} does not serve this release: {unlike}",
-                where=self._servers[slot].endpoint.url,
+                where=self.servers[slot].endpoint.url,
                 hint="serve the release's checkpoint there under that model's name, then run this again",
             )
         self._note(slot, wanted)
@@ -470,12 +453,12 @@ class OpenAiSlots:
         deadline = time.monotonic() + wait_seconds
         while True:
             try:
-                return model_root(self._servers[slot].endpoint)
+                return model_root(self.servers[slot].endpoint)
             except Transient as error:
                 if time.monotonic() >= deadline:
                     raise Transient(
                         f"the server in {slot} cannot be started from here, and does not answer: {error.message}",
-                        where=self._servers[slot].endpoint.url,
+                        where=self.servers[slot].endpoint.url,
                         hint="start it with the release's checkpoint",
                     ) from error
                 time.sleep(_POLL_SECONDS)
@@ -485,33 +468,19 @@ class OpenAiSlots:
         given = self.warm_up(slot, repository)
         if not given.prompts:
             return "the release has no golden answers to recognise its server by"
-        return given.unlike(self._recognised) or None
-
-    def _generates(self, slot: SlotName) -> bool:
-        try:
-            return asyncio.run(generates(self._servers[slot].endpoint))
-        except PipelineError as error:  # its key is not set here: whether it answers cannot be known
-            log.warning("cannot ask the server", slot=slot, reason=str(error))
-            return False
+        return given.unlike(self.recognised) or None
 
     def _listens(self, slot: SlotName) -> bool:
         try:
-            with socket.create_connection(self._servers[slot].address, timeout=_CONNECT_SECONDS):
+            with socket.create_connection(self.servers[slot].address, timeout=_CONNECT_SECONDS):
                 return True
         except TimeoutError:
             return True
         except OSError:
             return False
 
-    @property
-    def _place_state(self) -> Path:
-        return self._state_root / self._target
-
-    def _file(self, slot: SlotName) -> Path:
-        return slot_state(self._state_root, self._target, slot) / _RECORD
-
     def _taken(self, slot: SlotName) -> Taken | None:
-        file = self._file(slot)
+        file = self._state(slot) / _RECORD
         try:
             return Taken.model_validate_json(file.read_bytes())
         except FileNotFoundError:
@@ -520,12 +489,12 @@ class OpenAiSlots:
             raise IntegrityError("not a record of the release that a slot was accepted for", where=str(file)) from error
 
     def _note(self, slot: SlotName, taken: Taken) -> None:
-        replace_durably(self._file(slot), taken.model_dump_json(indent=1).encode())
+        replace_durably(self._state(slot) / _RECORD, taken.model_dump_json(indent=1).encode())
 
     @contextmanager
     def _acting(self, slot: SlotName, token: FencingToken) -> Iterator[None]:
-        with exclusive(self._file(slot).parent):
-            admit(self._place_state, token)
+        with exclusive(self._state(slot)):
+            admit(self.state_root / self.target, token)
             yield
 
 
@@ -538,11 +507,17 @@ def slots_of(store: ArtifactStore, deployment: Deployment, target: str) -> SlotC
     """The slots of a deployment's place; without an interpreter of the model's code servers can only be stopped."""
     place, state_root = deployment.places[target], Path(deployment.state_root)
     if servers := openai_servers(place):
-        return OpenAiSlots(store, servers, target=target, state_root=state_root)
+        return OpenAiSlots(store=store, servers=servers, target=target, state_root=state_root)
     try:
         python = Path(deployment.serving_interpreter(target))
     except ConfigError as error:
         log.warning("servers cannot be started from here", reason=str(error))
         python = None
-    triton_home = Path(deployment.triton_home)
-    return TritonSlots(store, place, target=target, state_root=state_root, triton_home=triton_home, python=python)
+    return TritonSlots(
+        store=store,
+        servers=slot_servers(place),
+        target=target,
+        state_root=state_root,
+        triton_home=Path(deployment.triton_home),
+        python=python,
+    )

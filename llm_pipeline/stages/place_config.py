@@ -63,10 +63,10 @@ class SlotsConfig(PlaceConfig):
         """
         if servers := openai_servers(self.place):
             root = Path(self.state_root)
-            return OpenAiSlots(store, servers, target=self.target, state_root=root, recognised=recognised)
+            return OpenAiSlots(store=store, servers=servers, target=self.target, state_root=root, recognised=recognised)
         return TritonSlots(
-            store,
-            self.place,
+            store=store,
+            servers=slot_servers(self.place),
             target=self.target,
             state_root=Path(self.state_root),
             triton_home=Path(self.triton_home),

@@ -29,7 +29,9 @@ class Place:
 
     def opened(self) -> OpenAiSlots:
         servers = openai_slots(*(server.url for server in self.servers))
-        return OpenAiSlots(self.store, servers, target="h200", state_root=self.root / "state", wait_seconds=0.0)
+        return OpenAiSlots(
+            store=self.store, servers=servers, target="h200", state_root=self.root / "state", wait_seconds=0.0
+        )
 
 
 @pytest.fixture
@@ -118,7 +120,9 @@ def test_a_key_opens_the_server_and_is_written_nowhere(
 ) -> None:
     with OpenAiDouble(key=KEY) as closed:
         servers = openai_slots(place.servers[0].url, closed.url, api_key_variable="SLOT_KEY")
-        slots = OpenAiSlots(place.store, servers, target="keyed", state_root=place.root / "state", wait_seconds=0.0)
+        slots = OpenAiSlots(
+            store=place.store, servers=servers, target="keyed", state_root=place.root / "state", wait_seconds=0.0
+        )
         monkeypatch.setenv("SLOT_KEY", "wrong-" + KEY)
         with pytest.raises(ConfigError, match="refuses access") as raised:
             slots.replace("green", place.old, TOKEN)

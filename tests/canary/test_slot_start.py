@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from llm_pipeline.base import detached
@@ -24,9 +23,8 @@ def test_a_slots_server_whose_record_cannot_be_read_is_drained_and_stopped_all_t
     command = ["sh", "-c", "sleep 600", f"--id={served_name(repository.digest)}"]
     process = detached.start("server", command, state / "process.json", log=state / "server.log")
     (state / "server.json").write_text('{"repository": "/r"}')
-    place: Any = SimpleNamespace(blue="ports", green="ports")
     store: Any = None
-    place_slots = TritonSlots(store, place, target="h100", state_root=tmp_path)
+    place_slots = TritonSlots(store=store, servers={}, target="h100", state_root=tmp_path)
     site = ServedPlace(store, "", "h100", None, place_slots, Patience(blind_drain=0.1))
     token = FencingToken(1, 1)
     try:
