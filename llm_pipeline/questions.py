@@ -96,7 +96,7 @@ def budget_question(flow: ReleaseProgress) -> Question | None:
 
 def planned_text(flow: ReleaseProgress) -> str:
     """The plan that a release was resolved with, for the log; empty where it has none."""
-    from llm_pipeline.planning.table import format_plan
+    from llm_pipeline.planning.model import format_plan
 
     try:
         return f"the plan:\n{format_plan(_read_plan(flow))}"

@@ -1,21 +1,23 @@
-"""The plan as data: what a release will do, on what, and what is known to stand in its way."""
+"""The plan as data: what a release will do, on what, and what is known to stand in its way; and as text for people."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 
-from llm_pipeline.base.quantities import byte_size
+from llm_pipeline.base import text_table
+from llm_pipeline.base.quantities import byte_size, duration
 from llm_pipeline.base.records import Frozen
+from llm_pipeline.base.untrusted_text import one_line
 from llm_pipeline.config.quantization import QuantizationRecipe
-from llm_pipeline.config.release import ExpectedScore
+from llm_pipeline.config.release import ExpectedScore, ResolvedRelease
 from llm_pipeline.loadtest.duration import SampleSize
 from llm_pipeline.model_facts.facts import ModelFacts
-from llm_pipeline.planning.gate_power import GatePower
 from llm_pipeline.planning.memory import weight_bytes
 from llm_pipeline.planning.quantization_plan import GpuCost
 from llm_pipeline.planning.stage_cost import PlannedStage, TotalCost
 from llm_pipeline.planning.target_plan import TargetPlan
-from llm_pipeline.planning.task_pool import TaskItems
+from llm_pipeline.planning.task_pool import GatePower, TaskItems
 
 _COPIES = 2
 """The engine, and the model repository that holds it."""
@@ -127,3 +129,206 @@ class Plan(Frozen):
 
 def _short(what: str, need: int, free: int) -> tuple[str, ...]:
     return (f"{what}: {byte_size(need)} needed, {byte_size(free)} free",) if need > free else ()
+
+
+_GIGABYTE = 1e9
+
+
+def indented_columns(rows: Sequence[Sequence[str]], numbers_from: int) -> list[str]:
+    """Rows of cells as indented lines; columns from `numbers_from` on are set flush right."""
+    return [f"  {line}" for line in text_table.aligned(rows, right=range(numbers_from, len(rows[0])))]
+
+
+def gate_lines(tasks: Sequence[TaskItems], gates: Sequence[GatePower]) -> list[str]:
+    """The items that each accuracy gate has, beside those that it needs."""
+    pool = ", ".join(f"{task.name} {_or(task.items, '?')}" for task in tasks)
+    rows = [("gate", "margin", "items", "needed")]
+    for gate in gates:
+        margins = f"{100 * gate.margin:g} / {100 * gate.task_margin:g} pt"
+        rows.append((gate.gate, margins, _or(gate.available, "?"), str(gate.needed)))
+    title = "evidence (needed: items with which a recipe that lost nothing passes in eight of ten cases)"
+    return [title, f"  {pool}", *indented_columns(rows, 2)]
+
+
+def load_lines(size: SampleSize) -> list[str]:
+    """The requests that the load gate needs to say GO, beside those that it has."""
+    has = f"{size.requests} in {size.windows} windows, more where requests wait long for one another"
+    needed = f"{size.needed} when none misses, {size.needed_with_misses} when half of the tolerated share does"
+    return [f"load test (requests at the workload's rate): {has}; needed {needed}"]
+
+
+def gpu_lines(cost: GpuCost) -> list[str]:
+    """Peak memory and minutes of quantization, and minutes of scoring."""
+    rows = [("recipe", "calibration", "batch", "peak", "fits", "GPUs", "minutes")]
+    for one in cost.recipes:
+        calibration, fits = (f"{one.samples} x {one.tokens}", str(one.largest_batch)) if one.samples else ("none", "-")
+        batch, minutes = str(one.batch or "-"), "-" if one.minutes is None else f"{one.minutes:.1f}"
+        peak = f"{one.peak / _GIGABYTE:.1f} GB"
+        rows.append((one.recipe, calibration, batch, peak, fits, _or(one.gpus_needed, "?"), minutes))
+    scoring = "  scoring: not predicted, too little is known of a task"
+    if cost.scoring_minutes is not None:
+        minutes = f"{cost.scoring_minutes:.1f}"
+        scoring = f"  scoring: baseline {minutes} min, each recipe as long at most, and less where a look decides"
+    title = f"quantization on {cost.count} x {cost.accelerator}, {cost.capacity / _GIGABYTE:.0f} GB each (predicted)"
+    return [title, *indented_columns(rows, 2), scoring]
+
+
+def _or(number: int | None, otherwise: str) -> str:
+    return otherwise if number is None else str(number)
+
+
+_HIGHEST_SHARE = 1.0
+
+
+def expected_lines(expected: dict[str, ExpectedScore]) -> list[str]:
+    """The range of each task, in percent unless its metric is no share, with its source; nothing for no task."""
+    rows = []
+    for task, own in expected.items():
+        factor, unit = (1, "") if own.maximum > _HIGHEST_SHARE else (100, " %")
+        rows.append((task, f"{factor * own.minimum:g}{unit} to {factor * own.maximum:g}{unit}", own.source))
+    title = "baseline (what it must score before anything is compared with it)"
+    return [title, *indented_columns(rows, 3)] if rows else []
+
+
+def expected_warnings(release: ResolvedRelease) -> Iterator[str]:
+    """Tasks without a range, and ranges that look like percentages."""
+    expected = release.baseline.expected
+    if missing := [task for task in release.evaluation.tasks if task not in expected]:
+        yield (
+            f"baseline.expected states no range for {', '.join(missing)}: there a damaged source is found only if it "
+            "is no better than guessing, or much worse than the release in production"
+        )
+    for task, own in expected.items():
+        if own.maximum > _HIGHEST_SHARE:
+            yield f"baseline.expected: {task} goes up to {own.maximum:g}, and accuracies are shares: 0.8 for 80 %"
+
+
+def stage_lines(plan: Plan) -> list[str]:
+    """A row for each stage and time; subjects with equal cells share one."""
+    order = {stage.stage: number for number, stage in reversed([*enumerate(plan.stages)])}
+    ranked = sorted(plan.stages, key=lambda step: order[step.stage])  # stable: subjects stay in their order
+    rows = [("stage", "of", "time", "GPU hours", plan.total.currency)]
+    for _, group in groupby(ranked, key=lambda step: (step.stage, _or_round(step.cost.seconds), step.cost.basis)):
+        steps = list(group)
+        cost, taken = steps[0].cost, ""
+        if cost.seconds is not None:
+            basis = f"measured {cost.measurements}x" if cost.basis == "measured" else "model"
+            taken = f"{duration(cost.seconds)}{' each' if len(steps) > 1 else ''}, {basis}"
+        hours = _added([step.cost.gpu_hours if step.cost.gpus else None for step in steps], 3)
+        price = _added([step.cost.price for step in steps], 2)
+        rows.append((steps[0].stage, _subjects([step.subject for step in steps]), taken, hours, price))
+    used = [column for column in range(len(rows[0])) if any(row[column] for row in rows[1:])]
+    table = [[row[column] for column in used] for row in rows]
+    return [f"stages ({len(plan.stages)} steps)", *indented_columns(table, len(rows[0])), *_sum(plan.total)]
+
+
+def _or_round(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds)
+
+
+def _subjects(names: Sequence[str]) -> str:
+    """Subjects in one cell; canary steps of all targets that have the same ones together."""
+    if not any(":" in name for name in names):
+        return ", ".join(names)
+    steps: dict[str, list[str]] = {}
+    for target, _, percent in (name.partition(":") for name in names):
+        steps.setdefault(target, []).append(percent)
+    targets: dict[str, list[str]] = {}
+    for target, percents in steps.items():
+        targets.setdefault("/".join(percents), []).append(target)
+    return ", ".join(f"{', '.join(alike)} at {percents} %" for percents, alike in targets.items())
+
+
+def _added(figures: Sequence[float | None], digits: int) -> str:
+    known = [figure for figure in figures if figure is not None]
+    return f"{sum(known):.{digits}f}" if known else ""
+
+
+def _sum(total: TotalCost) -> list[str]:
+    due = f"  at most, with every recipe tried and nothing reused: {duration(total.seconds)} one after another"
+    if total.not_known:
+        due += f", and {len(total.not_known)} steps of unknown time"
+    if not total.gpu_hours:
+        return [due]
+    hours = ", ".join(f"{hours:.2f} h {name}" for name, hours in total.gpu_hours.items())
+    price = f"{total.price:.2f} {total.currency}" if total.price is not None else "no gpu_hour_prices in the deployment"
+    return [due, f"  GPUs: {hours}: {price}"]
+
+
+def format_plan(plan: Plan) -> str:
+    """The plan as lines of text, ending with a newline."""
+    sections = [
+        _headline(plan),
+        stage_lines(plan),
+        *(_target(target, plan.ladders[target.name]) for target in plan.targets),
+        expected_lines(plan.expected),
+        gate_lines(plan.tasks, plan.gates),
+        load_lines(plan.load_test),
+        gpu_lines(plan.gpus) if plan.gpus else [],
+        _disk(plan),
+    ]
+    if plan.warnings:
+        sections.append(["warnings", *(f"  - {warning}" for warning in plan.warnings)])
+    return "\n".join("\n".join(map(one_line, section)) + "\n" for section in sections if section)
+
+
+def _headline(plan: Plan) -> list[str]:
+    """The release and its model, and where the model's facts come from."""
+    size, judged = "size not known", []
+    if facts := plan.facts:
+        size = f"{_count(facts.parameters)} parameters, {byte_size(facts.stored_bytes)}"
+        if facts.is_mixture:
+            size += f", {_count(facts.active_parameters)} active"
+        if facts.stored_format:
+            size += f", quantized already ({facts.stored_format})"
+        kept = f"{2 * facts.kv_elements_per_token:,} bytes of KV cache a token at 16 bit"
+        if facts.state_bytes:
+            kept += f" and {byte_size(facts.state_bytes)} of state a sequence"
+        shape = f"{facts.model_type}, {facts.layers} layers, {facts.context_length:,} tokens of context"
+        judged = [f"  judged as   {shape}, {kept}", f"  judged by   {facts.origin}"]
+    return [
+        f"plan of {plan.release}",
+        f"  model       {plan.model}@{plan.revision}, {plan.dtype}, {size}",
+        *judged,
+        f"  deployment  {plan.deployment}",
+        *([f"  otherwise   {plan.overrides}"] if plan.overrides else []),
+    ]
+
+
+def _target(target: TargetPlan, ladder: Sequence[str]) -> list[str]:
+    device = target.accelerator
+    if target.accelerators:
+        device = f"{target.accelerators} x {target.accelerator} ({target.architecture})"
+    runtime = " ".join(part for part in (target.engine, target.runtime_version) if part)
+    lines = [f"target {target.name}: {device}, {runtime}"]
+    if target.container:
+        lines.append(f"  {target.container}@{target.digest}" if target.digest else f"  {target.container}, not pinned")
+        lines[-1] += f", driver {target.driver}" if target.driver else ""
+    rows = [("recipe", "format", "legal", "weights", "KV wanted", "KV free", "fits", "max batch")]
+    for recipe in target.recipes:
+        memory, fit = ("-",) * 5, recipe.memory
+        if fit is not None:
+            sizes = [byte_size(size) for size in (fit.weights, fit.kv_wanted, fit.kv_available)]
+            memory = (sizes[0], sizes[1], sizes[2], "yes" if fit.fits else "NO", str(fit.largest_batch))
+        stored = recipe.stored_format or recipe.weights
+        rows.append((recipe.recipe, stored, "yes" if recipe.legal else "NO", *memory))
+    lines += indented_columns(rows, 3)
+    lines += [f"  {r.recipe}: {r.reason} -> {r.nearest}" for r in target.recipes if not r.legal]
+    return [*lines, f"  ladder: {', '.join(ladder)}"] if len(ladder) > 1 else lines
+
+
+def _disk(plan: Plan) -> list[str]:
+    if plan.disk is None:
+        return []
+    need, shared = plan.disk.need, ", same file system" if plan.disk.one_file_system else ""
+    free = "in S3" if plan.disk.free_store is None else f"of {byte_size(plan.disk.free_store)} free"
+    parts = f"download {byte_size(need.download)}, recipes {byte_size(need.recipes)}"
+    return [
+        "disk (at most, when nothing of it exists yet)",
+        f"  store  {byte_size(need.store)} {free} ({parts}, engines {byte_size(need.engines)})",
+        f"  work   {byte_size(need.work)} of {byte_size(plan.disk.free_work)} free{shared}",
+    ]
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e9:.2f} B" if parameters >= 1e8 else f"{parameters / 1e6:.2f} M"  # noqa: PLR2004 - from 0.1 bn on

@@ -22,9 +22,8 @@ from llm_pipeline.loadtest.duration import require_enough, sample_size
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.reader import stated_facts
 from llm_pipeline.planning import host, release_checks
-from llm_pipeline.planning.gate_power import canary_warnings, gate_power, load_test_warnings
 from llm_pipeline.planning.memory import climbing_order
-from llm_pipeline.planning.model import DiskPlan, Plan, disk_need
+from llm_pipeline.planning.model import DiskPlan, Plan, disk_need, expected_warnings, format_plan
 from llm_pipeline.planning.quantization_plan import GpuCost, gpu_cost
 from llm_pipeline.planning.sources import BackgroundCall, Step, answer_of, ask_store, look_at_model
 from llm_pipeline.planning.stage_cost import (
@@ -38,9 +37,16 @@ from llm_pipeline.planning.stage_cost import (
     step_cost,
     total_cost,
 )
-from llm_pipeline.planning.table import expected_warnings, format_plan
 from llm_pipeline.planning.target_plan import TargetPlan, plan_target
-from llm_pipeline.planning.task_pool import TaskItems, check_tasks, judge_task_placement, task_pool
+from llm_pipeline.planning.task_pool import (
+    TaskItems,
+    canary_warnings,
+    check_tasks,
+    gate_power,
+    judge_task_placement,
+    load_test_warnings,
+    task_pool,
+)
 from llm_pipeline.release.loading import LoadedRelease, load_release
 from llm_pipeline.release.time_limits import time_limit
 from llm_pipeline.serving.launch_plan import launch_mode

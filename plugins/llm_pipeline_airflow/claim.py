@@ -116,8 +116,8 @@ def _only_plan(config_path: str, params: Mapping[str, Any], overrides: Overrides
     """
     if not params.get("dry_run"):
         return
+    from llm_pipeline.planning.model import format_plan
     from llm_pipeline.planning.plan import plan_release
-    from llm_pipeline.planning.table import format_plan
 
     plan = plan_release(Path(config_path), overrides=overrides, replace=bool(params.get("replace")))
     log.info("%s", Lines(f"the plan:\n{format_plan(plan)}"))

@@ -7,9 +7,8 @@ from llm_pipeline.catalog.tables import find_gpu
 from llm_pipeline.config.policy import AccuracyPolicy, CanaryPolicy
 from llm_pipeline.config.quantization import CALIBRATED, QuantizationRecipe
 from llm_pipeline.config.target import Target
-from llm_pipeline.planning.gate_power import canary_warnings, gate_power
 from llm_pipeline.planning.quantization_plan import forward_seconds, quantization_seconds, scoring_seconds
-from llm_pipeline.planning.task_pool import TaskItems, judge_task_placement, known_tasks
+from llm_pipeline.planning.task_pool import TaskItems, canary_warnings, gate_power, judge_task_placement, known_tasks
 
 SHAPE = known_facts("meta-llama/Llama-3.1-8B-Instruct")
 H200 = find_gpu("H200-SXM-141GB")
