@@ -116,60 +116,6 @@ def beyond_in_words(metric: MetricState, thresholds: Thresholds, at: int) -> str
     return f" beyond {limit.milliseconds:.0f} ms ({limit.label})" if limit.label else ""
 
 
-def stable_fails(step: StepState) -> Evidence:
-    """The evidence that stable fails, which postpones every decision."""
-    return Evidence(
-        name="stable's own failures",
-        verdict=Verdict.INCONCLUSIVE,
-        measured=step.stable.failed / step.stable.requests,
-        limit=STABLE_BAD_FRACTION,
-        unit="fraction",
-        samples=step.stable.requests,
-        detail="stable fails too: no verdict while both versions fail",
-    )
-
-
-def requests_enough(step: StepState, policy: CanaryPolicy) -> Evidence:
-    """Whether the step has enough of the candidate's requests."""
-    seen = step.candidate.requests
-    enough = seen >= policy.minimum_requests
-    return Evidence(
-        name="candidate requests at this step",
-        verdict=Verdict.GO if enough else Verdict.INCONCLUSIVE,
-        measured=float(seen),
-        limit=float(policy.minimum_requests),
-        unit="requests",
-        samples=seen,
-        detail="" if enough else "too little traffic to pass the step",
-    )
-
-
-def data_arrive(step: StepState) -> Evidence:
-    """Whether data kept arriving until the end of the step; earlier data says nothing about a silence."""
-    silent = step.missed > MOST_MISSED or not step.looks
-    return Evidence(
-        name="data until the step's end",
-        verdict=Verdict.INCONCLUSIVE if silent else Verdict.GO,
-        measured=float(step.silent_looks),
-        unit="looks in a row without data",
-        samples=step.looks,
-        detail=f"about {step.missed:.0f} requests were expected in that time" if silent else "",
-    )
-
-
-def requests_lost(step: StepState) -> Evidence:
-    """Requests that failed for users. Information only: the test of errors decides."""
-    total = step.candidate.requests + step.stable.requests
-    return Evidence(
-        name="requests that failed for users at this step",
-        verdict=Verdict.GO if total else Verdict.INCONCLUSIVE,
-        measured=float(step.candidate.lost + step.stable.lost),
-        unit="requests",
-        samples=total,
-        detail=f"candidate's arm {step.candidate.lost}, stable's arm {step.stable.lost}",
-    )
-
-
 class Outcome(StrEnum):
     """What should happen after a look."""
 
@@ -211,9 +157,20 @@ def decide(state: AnalysisState, policy: CanaryPolicy, elapsed_seconds: float) -
     if any(fact.verdict is Verdict.NO_GO for fact in facts):
         worse = ", ".join(fact.name for fact in facts if fact.verdict is Verdict.NO_GO)
         return _decision(Outcome.REGRESSED, f"worse than stable at {step.percent} ({worse})", facts)
+    mine, theirs, fewest = step.candidate, step.stable, policy.minimum_requests
     if bad_stable:
-        facts.append(stable_fails(step))
-    facts += [requests_enough(step, policy), data_arrive(step), requests_lost(step)]
+        name, told = "stable's own failures", "stable fails too: no verdict while both versions fail"
+        failed = theirs.failed / theirs.requests
+        facts.append(_needed(name, False, failed, "fraction", theirs.requests, detail=told, limit=STABLE_BAD_FRACTION))
+    enough, silent = mine.requests >= fewest, step.missed > MOST_MISSED or not step.looks
+    name, told = "candidate requests at this step", "" if enough else "too little traffic to pass the step"
+    facts.append(_needed(name, enough, mine.requests, "requests", mine.requests, detail=told, limit=float(fewest)))
+    name, told = "data until the step's end", f"about {step.missed:.0f} requests were expected in that time"
+    unit = "looks in a row without data"
+    facts.append(_needed(name, not silent, step.silent_looks, unit, step.looks, detail=told if silent else ""))
+    total, told = mine.requests + theirs.requests, f"candidate's arm {mine.lost}, stable's arm {theirs.lost}"
+    name = "requests that failed for users at this step"  # information only: the test of errors decides
+    facts.append(_needed(name, total > 0, mine.lost + theirs.lost, "requests", total, detail=told))
     ready = all(fact.verdict is Verdict.GO for fact in facts)
     if ready and elapsed_seconds >= policy.minimum_bake_seconds:
         return _decision(Outcome.PASS, f"no regression at {step.percent}", facts)
@@ -221,6 +178,21 @@ def decide(state: AnalysisState, policy: CanaryPolicy, elapsed_seconds: float) -
         summary = f"not decided after {elapsed_seconds:.0f} s at {step.percent}"
         return _decision(Outcome.UNDECIDED, summary, facts)
     return _decision(Outcome.CONTINUE, f"baking at {step.percent}", facts)
+
+
+def _needed(
+    name: str, met: bool, measured: float, unit: str, samples: int, *, detail: str, limit: float | None = None
+) -> Evidence:
+    """What a step needs besides the comparison."""
+    return Evidence(
+        name=name,
+        verdict=Verdict.GO if met else Verdict.INCONCLUSIVE,
+        measured=float(measured),
+        limit=limit,
+        unit=unit,
+        samples=samples,
+        detail=detail,
+    )
 
 
 def _is_told(metric: MetricState) -> bool:
@@ -251,9 +223,8 @@ def not_reached() -> Judgement:
 def deployed_first(warm_up: WarmUp) -> Judgement:
     """Nothing was in production, so only the golden prompts can be judged."""
     detail = "nothing was in production on this target: no comparison was possible"
-    name, answered = "first deployment: golden prompts answered", float(warm_up.answered)
-    fact = Evidence(name=name, verdict=Verdict.GO, measured=answered, samples=warm_up.prompts, detail=detail)
-    return judge("first deployment on this target", [fact])
+    name, summary = "first deployment: golden prompts answered", "first deployment on this target"
+    return _passed(summary, name, detail, warm_up.answered, warm_up.prompts)
 
 
 MORE_TRAFFIC = (
@@ -370,14 +341,8 @@ def nobody_resumed(by: str, percent: float, seconds: float) -> Judgement:
 
 def accepted(percent: float, by: str, requests: int) -> Judgement:
     """A person let a step pass that the tests had not passed."""
-    fact = Evidence(
-        name="a person's decision",
-        verdict=Verdict.GO,
-        measured=percent,
-        samples=max(1, requests),
-        detail=f"accepted by {by}",
-    )
-    return judge(f"{by} let step {percent:g} % pass", [fact])
+    summary = f"{by} let step {percent:g} % pass"
+    return _passed(summary, "a person's decision", f"accepted by {by}", percent, max(1, requests))
 
 
 def undecided_and_clean(step: StepState) -> Judgement | None:
@@ -395,11 +360,8 @@ def undecided_and_clean(step: StepState) -> Judgement | None:
     ):
         return None
     detail = f"candidate {mine.failed}/{mine.requests}, stable {theirs.failed}/{theirs.requests}"
-    rate = mine.failed / mine.requests
-    fact = Evidence(
-        name="errors beyond stable's", verdict=Verdict.GO, measured=rate, samples=mine.requests, detail=detail
-    )
-    return judge(f"undecided at {step.percent}, with no evidence against the candidate: the policy advances", [fact])
+    summary = f"undecided at {step.percent}, with no evidence against the candidate: the policy advances"
+    return _passed(summary, "errors beyond stable's", detail, mine.failed / mine.requests, mine.requests)
 
 
 def superseded(by_release: str) -> Judgement:
@@ -430,6 +392,11 @@ def changed_from_outside(found: RouteState, known: Sequence[RouteState]) -> Judg
         return None
     detail = f"found {_weights(found)}, last told {_weights(known[0])}: somebody else changed the router"
     return _open("paused: the router was changed from outside", "router's weights", detail)
+
+
+def _passed(summary: str, name: str, detail: str, measured: float, samples: int) -> Judgement:
+    fact = Evidence(name=name, verdict=Verdict.GO, measured=float(measured), samples=samples, detail=detail)
+    return judge(summary, [fact])
 
 
 def _refused(summary: str, name: str, detail: str, *, measured: float = 0.0, samples: int = 1) -> Judgement:
