@@ -3,6 +3,12 @@
 It is one document in the store, changed only by compare-and-swap. Its events are written together with the change that
 each tells of: a controller killed anywhere leaves neither without the other. Within one run the record stands: a retry,
 or a controller after a crash, returns the judgement that was made; the next run tries a canary again that has ended.
+
+What people say of a canary (a step may begin, or go on; it is paused, or resumed) is an edit of the place's document,
+and moves nothing by itself. The first answer to a question wins. It may be given before it is asked (an approval task
+that runs ahead of the step), and one that comes after the canary was rolled back changes nothing. A pause is obeyed by
+the canary's controller from its next look on. It stays and watches on, so what is paused keeps its split and is still
+rolled back if it does harm. Rollback and stop do not ask whether a canary is paused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""The port to the two production slots of a target, and its adapter for Triton servers."""
+"""The port to the two production slots of a target, for Triton servers of this host and for servers of somebody else.
+
+The latter have OpenAI's API, are started by somebody with a release's checkpoint, and do not say which artifact they
+serve. What can be checked is: such a server has the model under the name that users ask for, and it gives the release's
+golden answers, before it is taken and before each step is passed. What `/v1/models` calls the model's `root`, where it
+says so, must stay the same meanwhile. What a slot was taken for is written down.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 Pointers, router, servers and the guard's sign are looked at together, so that what does not fit is told. A server is
 well when it generates a token; that its process runs tells nothing.
+
+At the end: the last words of `llm-pipeline run`, and the command that asks what a place's users ask.
 """
 
 from __future__ import annotations

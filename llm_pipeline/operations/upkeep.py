@@ -1,4 +1,4 @@
-"""What a place needs while nothing is on trial: decided by what is written down of it and what is found there.
+"""Promotion, and what a place needs while nothing is on trial: by what is written down of it and what is found there.
 
     for action in decide(state, record, seen, now):     # pure
         ...
@@ -6,6 +6,10 @@
 Production that has ended is started at once, whoever owns the place. A promoted release gets the traffic that was left
 on the version before it. That one stays warm and stands by until its time is over, and is stopped then. Every part can
 be done again, so whoever comes next goes on where somebody was killed.
+
+A promotion makes what a canary ended well with production, in the place's document first, under the lease of the place.
+Then the share of the traffic that had stayed on stable goes to the new production, and what served before stands by for
+as long as it is kept warm. Killed in between, the next one who asks finishes it, or the guard does.
 """
 
 from __future__ import annotations
