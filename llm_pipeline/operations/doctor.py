@@ -13,7 +13,6 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -239,39 +238,19 @@ def _triton(deployment: Deployment) -> str:
     return f"{home.program}, for its models Python {versions}"
 
 
-@dataclass(frozen=True)
-class SecretSource:
-    """One secret.
-
-    Attributes:
-        variable: The environment variable that hands it on.
-        words: Where it comes from.
-        twice: It comes from two places: what Airflow runs refuses that.
-    """
-
-    variable: str
-    words: str
-    twice: bool = False
-
-
-def secret_sources(deployment: Deployment) -> Iterator[SecretSource]:
-    """The secrets of a deployment, by their variables' names."""
+def _secrets(deployment: Deployment) -> Iterator[Look]:
+    """Where each secret of the deployment comes from, by its variable's name, and what is missing here."""
     connections = deployment.airflow_connections
     for variable in sorted(named_secrets(deployment)):
         here, connection = bool(os.environ.get(variable)), connections.get(variable)
-        if here and connection:
-            yield SecretSource(variable, f"the environment, and Airflow's connection {connection}", twice=True)
+        words, fix = "the environment" if here else "not set", ""
+        if connection and here:
+            words = f"the environment, and Airflow's connection {connection}"
+            fix = "keep one of them: what Airflow runs refuses both"
         elif connection:
-            yield SecretSource(variable, f"Airflow's connection {connection}, for what Airflow runs")
-        else:
-            yield SecretSource(variable, "the environment" if here else "not set")
-
-
-def _secrets(deployment: Deployment) -> Iterator[Look]:
-    for source in secret_sources(deployment):
-        fix = "keep one of them: what Airflow runs refuses both"
-        yield f"secret {source.variable}", _told(source.words, ConfigError if source.twice else None, fix)
-    given = tuple(f"{variable} " for variable in deployment.airflow_connections)
+            words = f"Airflow's connection {connection}, for what Airflow runs"
+        yield f"secret {variable}", _told(words, ConfigError if fix else None, fix)
+    given = tuple(f"{variable} " for variable in connections)
     for line in (*host.missing_credentials(deployment, "hub"), *host.missing_signing_keys(deployment)):
         if not line.startswith(given):
             yield "credentials", _told(line, _Doubt)

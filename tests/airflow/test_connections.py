@@ -19,7 +19,7 @@ from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.loading import load_yaml
-from llm_pipeline.operations.doctor import secret_sources
+from llm_pipeline.operations.doctor import examine
 
 ENDPOINT = Endpoint(url="http://10.0.0.1:8000", openai_model="llm", api_key_variable="VLLM_TEST_KEY")
 KEYS = {"VLLM_TEST_KEY": "vllm"}
@@ -127,10 +127,11 @@ def test_a_stage_begins_with_the_secrets_of_its_deployment(project, monkeypatch:
 def test_the_doctor_says_where_each_secret_comes_from(deployment_file, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setenv("HF_TEST_TOKEN", KEY)
-    found = {source.variable: source for source in secret_sources(load_yaml(deployment_file, Deployment))}
-    assert {name: source.words for name, source in found.items()} == {
+    checks = examine(load_yaml(deployment_file, Deployment))
+    found = {check.subject[7:]: check for check in checks if check.subject.startswith("secret ")}
+    assert {name: check.detail for name, check in found.items()} == {
         "HF_TEST_TOKEN": "the environment, and Airflow's connection hub",
         "HF_TOKEN": "not set",
         "VLLM_TEST_KEY": "Airflow's connection vllm, for what Airflow runs",
     }
-    assert [name for name, source in found.items() if source.twice] == ["HF_TEST_TOKEN"]
+    assert [name for name, check in found.items() if check.state == "failed"] == ["HF_TEST_TOKEN"]
