@@ -12,7 +12,7 @@ serves, unless that is there because another release was just taken back. What w
 It is one edit of the place's document, before anything moves. Killed anywhere, the next one who asks carries it out, or
 the guard does; each part can be done again. Users are moved to a server that answers, before any server is stopped.
 
-While the store accepts no writes nothing is moved, but by `force_at`: it goes by what router and servers show, stops
+While the store accepts no writes nothing is moved, but by `force`: it goes by what router and servers show, stops
 nothing, and the same rollback without it records what was done once the store takes it.
 
 `ensure_rolled_back` is the teardown of a release: its canary ends unless it was promoted.
