@@ -58,21 +58,18 @@ def test_production_does_not_move_while_somebody_else_acts_on_the_place(store) -
     assert production.release_id == "r1"
 
 
-@pytest.mark.parametrize("phase", [Phase.BAKING, Phase.PASSED, Phase.PAUSED, Phase.ROLLED_BACK])
-def test_a_release_that_was_not_promoted_does_not_become_production(store, phase) -> None:
-    canary(store, phase)
-    with pytest.raises(NotPromoted, match=phase.value):
-        settle(store)
+OTHER = ArtifactRef(kind="model_repository", digest="c" * 64)
+NOT_PROMOTED = [(phase, NEW, phase.value) for phase in (Phase.BAKING, Phase.PASSED, Phase.PAUSED, Phase.ROLLED_BACK)]
 
 
-def test_a_release_without_a_canary_does_not_become_production(store) -> None:
-    with pytest.raises(NotPromoted, match="has no canary"):
-        settle(store)
-
-
-def test_the_promotion_of_another_repository_does_not_count(store) -> None:
-    canary(store, Phase.PROMOTED, repository=ArtifactRef(kind="model_repository", digest="c" * 64))
-    with pytest.raises(NotPromoted):
+@pytest.mark.parametrize(
+    ("phase", "repository", "words"),
+    [*NOT_PROMOTED, (None, NEW, "has no canary"), (Phase.PROMOTED, OTHER, "r2 has a canary")],
+)
+def test_only_what_its_own_canary_promoted_becomes_production(store, phase, repository, words) -> None:
+    if phase is not None:
+        canary(store, phase, repository)
+    with pytest.raises(NotPromoted, match=words):
         settle(store)
 
 

@@ -13,18 +13,11 @@ def site(tmp_path) -> Site:
     return Site(tmp_path)
 
 
+@pytest.mark.parametrize("what", ["abandoned", "waiting"])
 @pytest.mark.parametrize("share", [0.3, 1.0])
-def test_a_candidate_whose_users_leave_without_an_answer_is_rolled_back(site, share) -> None:
+def test_a_candidate_whose_users_leave_without_an_answer_or_still_wait_is_rolled_back(site, what, share) -> None:
     site.policy |= LONGER
-    site.abandoned = share
-    assert site.steps(20, 50, 100) == ["NO_GO"]
-    assert site.weights() == {"blue": 10_000}
-
-
-@pytest.mark.parametrize("share", [0.3, 1.0])
-def test_a_candidate_whose_users_still_wait_is_rolled_back_before_they_leave(site, share) -> None:
-    site.policy |= LONGER
-    site.waiting = share
+    setattr(site, what, share)
     assert site.steps(20, 50, 100) == ["NO_GO"]
     assert site.weights() == {"blue": 10_000}
 
