@@ -114,38 +114,37 @@ def check_model(loaded: LoadedRelease, facts: ModelFacts) -> None:
         Unsupported: No baseline can be scored of the model, or a recipe cannot be made of it.
         ConfigError: The evaluation gives the model more tokens than its context has.
     """
+    evaluation, where, hint = loaded.release.evaluation, str(loaded.path), "remove or change them; nothing was started"
+    problems = [f"{where}: {problem}" for problem in _model_problems(loaded, facts)]
+    problems += [
+        f"{loaded.file_of('quantization', recipe.file_name)}: recipe {recipe.name}: {problem}"
+        for recipe in loaded.release.recipes
+        for problem in (*recipe_problems(recipe, facts), *scorer_problems(scorer_of(loaded), recipe, facts))
+    ]
+    refuse(problems, hint=hint, kind=Unsupported)
+    if evaluation.maximum_length > facts.context_length:
+        beyond = f"is beyond the model's context of {facts.context_length} tokens"
+        hint = f"evaluation.maximum_length: {facts.context_length}"
+        raise ConfigError(f"evaluation.maximum_length {evaluation.maximum_length} {beyond}", where=where, hint=hint)
+
+
+def _model_problems(loaded: LoadedRelease, facts: ModelFacts) -> Iterator[str]:
+    """Why no release can be made of the model, whatever the recipe, and what to do instead."""
     if facts.end_tokens == ():
-        raise Unsupported(
-            "no token ends the model's answers: generation_config.json, config.json and the tokenizer name none",
-            where=str(loaded.path),
-            hint="publish a copy of the model whose generation_config.json has eos_token_id",
+        yield (
+            "no token ends the model's answers: generation_config.json, config.json and the tokenizer name none -> "
+            "publish a copy of the model whose generation_config.json has eos_token_id"
         )
     chats = loaded.release.evaluation.chat_template is not False or any(
         recipe.calibration and recipe.calibration.chat_template for recipe in loaded.release.recipes
     )
     if chats and facts.chat_templates and DEFAULT_TEMPLATE not in facts.chat_templates:
-        raise Unsupported(
-            f"the model's chat templates are {', '.join(facts.chat_templates)}, and none of them is the default",
-            where=str(loaded.path),
-            hint="evaluation.chat_template: false; or publish a copy of the model with one as chat_template.jinja",
+        yield (
+            f"the model's chat templates are {', '.join(facts.chat_templates)}, and none of them is the default -> "
+            "evaluation.chat_template: false; or publish a copy of the model with one as chat_template.jinja"
         )
     if (unread := unread_format(facts)) and scorer_of(loaded) == "hf":
-        raise Unsupported(
-            f"no baseline can be scored of the model: {unread}", where=str(loaded.path), hint=_PLAIN_WEIGHTS
-        )
-    problems = [
-        f"{loaded.file_of('quantization', recipe.file_name)}: recipe {recipe.name}: {problem}"
-        for recipe in loaded.release.recipes
-        for problem in (*recipe_problems(recipe, facts), *scorer_problems(scorer_of(loaded), recipe, facts))
-    ]
-    refuse(problems, hint="remove or change them; nothing was started", kind=Unsupported)
-    asked = loaded.release.evaluation.maximum_length
-    if asked > facts.context_length:
-        raise ConfigError(
-            f"evaluation.maximum_length {asked} is beyond the model's context of {facts.context_length} tokens",
-            where=str(loaded.path),
-            hint=f"evaluation.maximum_length: {facts.context_length}",
-        )
+        yield f"no baseline can be scored of the model: {unread} -> {_PLAIN_WEIGHTS}"
 
 
 _VLLM = "evaluation.scorer: vllm, on a host that has it"

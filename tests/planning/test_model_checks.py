@@ -229,7 +229,7 @@ def test_a_model_that_no_token_ends_is_refused(release: Any, tmp_path: Path):
     (tmp_path / "model/generation_config.json").unlink()
     error = error_of(path)
     assert "no token ends the model's answers" in error.message
-    assert "generation_config.json has eos_token_id" in error.hint
+    assert "generation_config.json has eos_token_id" in error.message
 
 
 def test_named_chat_templates_need_a_default(release: Any, tmp_path: Path):
@@ -238,7 +238,7 @@ def test_named_chat_templates_need_a_default(release: Any, tmp_path: Path):
     (tmp_path / "model/tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
     error = error_of(path)
     assert "the model's chat templates are rag, tool_use, and none of them is the default" in error.message
-    assert "evaluation.chat_template: false" in error.hint
+    assert "evaluation.chat_template: false" in error.message
     path.write_text(path.read_text().replace("  served_tasks:", "  chat_template: false\n  served_tasks:"))
     assert planned(path).facts
 
