@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pydantic import Field
 
 from llm_pipeline.base.errors import Terminal
+from llm_pipeline.base.quantities import byte_size
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.config.model import ConfigModel, Name
 from llm_pipeline.loadtest.outcome import TokenCost
@@ -61,7 +62,7 @@ def choose_recipe(attempts: Sequence[RecipeAttempt]) -> tuple[str | None, Judgem
     chosen = next((attempt for attempt in attempts if attempt.verdict is Verdict.GO), None)
     if chosen and (chosen.quantized or not failed):
         others = ", ".join(words for recipe, words in told.items() if recipe != chosen.recipe)
-        size = f", {chosen.bytes / 1e6:.1f} MB," if chosen.bytes else ""
+        size = f", {byte_size(chosen.bytes)}," if chosen.bytes else ""
         summary = f"{chosen.recipe}{size} is the cheapest that passed its accuracy gate"
         return chosen.recipe, judge(f"{summary} (others: {others})." if others else f"{summary}.", [_size(chosen)])
     summary = f"No recipe passed its accuracy gate: {', '.join(told.values()) or 'none was tried'}."

@@ -17,7 +17,6 @@ from pydantic import BaseModel
 
 from llm_pipeline.accuracy.evaluation import EvaluationSummary, read_summary
 from llm_pipeline.base.errors import PipelineError
-from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.timeline import ArmPoint, TimelinePoint, read_timeline
 from llm_pipeline.canary.timeline import read_summary as read_step_summary
 from llm_pipeline.config.policy import LoadTestPolicy
@@ -53,7 +52,7 @@ from llm_pipeline.reporting.model import (
     stage_label,
 )
 from llm_pipeline.reporting.spending import read_spending
-from llm_pipeline.reporting.trials import checkpoint_bytes, read_candidates, read_trials
+from llm_pipeline.reporting.trials import read_candidates, read_trials
 from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.place_state import read_place
 
@@ -183,13 +182,11 @@ class _Collector:
         decisions = self._try("decisions", lambda: read_decisions(self._store, record.release_id))
         question = refusal(decisions or (), self._flow.resolved_at) or waiting(decisions or (), self._flow.resolved_at)
         accuracy = self._accuracy()
-        published = checkpoint_bytes(results, "download", "", self._size)
         trials = read_trials(
             record,
             results,
             accuracy,
             failures,
-            size=self._size,
             summary=self._summary,
             passed_over=lambda recipe: self._try(f"the ladder of {recipe}", lambda: self._flow.passed_over(recipe)),
         )
@@ -204,12 +201,11 @@ class _Collector:
             collected_at=datetime.now(UTC),
             headline=release_headline(record, results, pointers, failures, canaries, question=question),
             facts=(*released_facts(record, results, pointers), *self._budget()),
-            highlights=highlights(trials, published, accuracy, loads, canaries, candidates=tried),
+            highlights=highlights(trials, accuracy, loads, canaries, candidates=tried),
             failures=failures,
             gates=self._gates(),
             margin=record.release.policy.accuracy.margin,
             confidence=record.release.policy.accuracy.confidence,
-            published_bytes=published,
             trials=trials,
             candidates=tried,
             accuracy=accuracy,
@@ -265,9 +261,6 @@ class _Collector:
         directory = self._directory(stage, subject, "evaluation")
         name = f"summary of {stage} {subject}".rstrip()
         return None if directory is None else self._try(name, lambda: read_summary(directory))
-
-    def _size(self, ref: ArtifactRef) -> int | None:
-        return self._try(f"size of {ref}", lambda: self._store.manifest(ref).size)
 
     def _planned(self, part: str, model: type[PlanT]) -> tuple[PlanT, ...]:
         """What the plan said of each target, of each stage, or of all together; nothing without a plan."""

@@ -13,7 +13,6 @@ from llm_pipeline.reporting.model import AccuracyStudy, CanaryStudy, CandidateRo
 
 def highlights(
     trials: Sequence[Trial],
-    published_bytes: int | None,
     accuracy: Sequence[AccuracyStudy],
     loads: Sequence[LoadStudy],
     canaries: Sequence[CanaryStudy],
@@ -24,8 +23,7 @@ def highlights(
     found: list[Figure] = []
     for chosen in (trial for trial in trials if trial.chosen_on):
         if chosen.bytes:
-            share = f"{100 * chosen.size_ratio:.0f} % of the baseline's " if chosen.size_ratio else ""
-            note = f"{share}{byte_size(published_bytes)}" if share and published_bytes else ""
+            note = f"{100 * chosen.size_ratio:.0f} % of the baseline's" if chosen.size_ratio else ""
             found.append(Figure(label=f"Size, {chosen.name}", value=byte_size(chosen.bytes), note=note))
         for engine in chosen.engines:
             if engine.single_stream:

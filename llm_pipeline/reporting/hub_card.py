@@ -144,10 +144,11 @@ def _recipe(facts: CardFacts) -> Iterator[str]:
     if recipe.modelopt_recipe:
         rows.append(("Recipe of modelopt", recipe.modelopt_recipe))
     quantized = facts.result("quantize", facts.recipe)
-    before = facts.report.published_bytes
-    share = f", {100 * facts.bytes / before:.1f} % of the base" if before and facts.quantized else ""
-    rows.append(("Size", byte_size(facts.bytes) + share))
+    rows.append(("Size", byte_size(facts.bytes)))
     if quantized is not None:
+        ratio = quantized.metrics.get("size_ratio")
+        if facts.quantized and isinstance(ratio, int | float):
+            rows[-1] = ("Size", f"{byte_size(facts.bytes)}, the weights {100 * ratio:.1f} % of the base's")
         rows += [("Made with", f"{name} {version}") for name, version in sorted(quantized.tools.items())]
     yield from _table(("", ""), [row for row in rows if row[1]])
 

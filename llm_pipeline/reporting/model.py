@@ -96,8 +96,8 @@ class Trial(Frozen):
         verdict: Its accuracy gate's; None when there is none.
         outcome: Why there is no verdict, in words: skipped, an error, not run; else empty.
         chosen_on: Targets that are built with it.
-        bytes: Size of its checkpoint.
-        size_ratio: That, by the size of the checkpoint as published.
+        bytes: Size of its weights.
+        size_ratio: That, by the size of the weights as published.
         effective_bits: Mean bits of a weight, where the quantizer counted them.
         pooled: Its items beside the baseline's, all tasks together; None before the gate.
         asked: Items that its gate asked; 0 when that is not known.
@@ -263,7 +263,6 @@ class ReportData(Frozen):
         recipe: In words: `recipe int4_awq`, or what became of the choice.
         margin: Accepted loss over all items, a fraction.
         confidence: Of each bound of such a loss.
-        published_bytes: Size of the checkpoint as published; None where it is not known.
         trials: Every recipe, the cheapest first.
         candidates: What a release by cost tried.
         evaluation_data: The data of the hub that the tasks read.
@@ -282,7 +281,6 @@ class ReportData(Frozen):
     gates: tuple[Gate, ...] = ()
     margin: float = 0.0
     confidence: float = 0.0
-    published_bytes: int | None = None
     trials: tuple[Trial, ...] = ()
     candidates: tuple[CandidateRow, ...] = ()
     accuracy: tuple[AccuracyStudy, ...] = ()

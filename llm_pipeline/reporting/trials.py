@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from llm_pipeline.accuracy.evaluation import EvaluationSummary
-from llm_pipeline.base.records import ArtifactRef, Metric
+from llm_pipeline.base.records import Metric
 from llm_pipeline.planning.memory import MemoryFit, climbing_order
 from llm_pipeline.planning.speed import REACHED, Tokens, engine_of, most_tokens_per_second
 from llm_pipeline.planning.target_plan import TargetPlan
@@ -23,7 +23,6 @@ def read_trials(
     accuracy: Sequence[AccuracyStudy],
     failures: Sequence[FailedStage],
     *,
-    size: Callable[[ArtifactRef], int | None],
     summary: Callable[[str, str], EvaluationSummary | None],
     passed_over: Callable[[str], str | None],
 ) -> tuple[Trial, ...]:
@@ -34,11 +33,9 @@ def read_trials(
         results: The release's results.
         accuracy: What is known of the recipes' accuracy.
         failures: Stages that ended with an error.
-        size: Bytes of an artifact; None where it cannot be read.
         summary: The summary of the evaluation of a stage and a subject.
         passed_over: Why a recipe need not be tried; None when it must be.
     """
-    published = checkpoint_bytes(results, "download", "", size)
     studies = {study.name: study for study in accuracy}
     chosen = chosen_recipes(results)
     trials = []
@@ -46,8 +43,8 @@ def read_trials(
         name = recipe.name
         study, gate, quantized = studies.get(name), results.get(("accuracy", name)), results.get(("quantize", name))
         asked = summary("accuracy", name) or EvaluationSummary(tasks={})
-        bits = quantized.metrics.get("effective_bits") if quantized else None
-        own_bytes = checkpoint_bytes(results, "quantize", name, size)
+        made = quantized.metrics if quantized else {}
+        bits, weight_bytes, ratio = (made.get(metric) for metric in ("effective_bits", "bytes", "size_ratio"))
         chosen_on = tuple(target for target, taken in chosen.items() if taken == name)
         failed = next((f for f in failures if f.subject == name and f.stage in ("quantize", "accuracy")), None)
         if failed:  # of the last time that it was tried
@@ -65,8 +62,8 @@ def read_trials(
                 verdict=gate.judgement.verdict if gate and gate.judgement else None,
                 outcome=outcome,
                 chosen_on=chosen_on,
-                bytes=own_bytes,
-                size_ratio=own_bytes / published if own_bytes and published else None,
+                bytes=int(weight_bytes) if isinstance(weight_bytes, int | float) else None,
+                size_ratio=float(ratio) if isinstance(ratio, int | float) else None,
                 effective_bits=float(bits) if isinstance(bits, int | float) else None,
                 pooled=study.comparison.pooled if study else None,
                 asked=asked.asked,
@@ -77,15 +74,6 @@ def read_trials(
             )
         )
     return tuple(trials)
-
-
-def checkpoint_bytes(
-    results: Results, stage: str, subject: str, size: Callable[[ArtifactRef], int | None]
-) -> int | None:
-    """Bytes of the checkpoint that a stage made; None where it made none, or it cannot be read."""
-    result = results.get((stage, subject))
-    ref = result.artifacts.get("checkpoint") if result else None
-    return size(ref) if ref else None
 
 
 def _speed(build: StageResult) -> EngineSpeed:

@@ -27,7 +27,7 @@ def test_the_first_rung_that_passed_is_chosen_and_the_others_are_named() -> None
     )
     assert (recipe, judgement.verdict) == ("int8", Verdict.GO)
     assert judgement.summary == (
-        "int8, 0.0 MB, is the cheapest that passed its accuracy gate "
+        "int8, 700 B, is the cheapest that passed its accuracy gate "
         "(others: int3 failed, int4 NO_GO, fp8 GO, nvfp4 INCONCLUSIVE)."
     )
 

@@ -182,7 +182,8 @@ class SampleRelease:
             loss, size = RECIPES[recipe]
             weights = {"model.safetensors": bytes([len(recipe)]) * int(size)}
             checkpoint = self.publish("checkpoint", weights)
-            self.add("quantize", recipe, 14.0, artifacts={"checkpoint": checkpoint}, metrics={"effective_bits": 4.5})
+            metrics: dict[str, Metric] = {"effective_bits": 4.5, "bytes": int(size), "size_ratio": size / 400_000}
+            self.add("quantize", recipe, 14.0, artifacts={"checkpoint": checkpoint}, metrics=metrics)
             items = self.scored(loss if recipe != "fp8" else 0.0008)
             judged = judge_look(self.baseline, items, 4, 5, policy) or judge_look(self.baseline, items, 5, 5, policy)
             assert judged is not None
