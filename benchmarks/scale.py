@@ -40,6 +40,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ from benchmarks.goals import at_least, at_most, goal
 from llm_pipeline.base import detached
 from llm_pipeline.demo.local_airflow import AirflowAccess, AirflowClient, start_airflow, stop_airflow
 from llm_pipeline.inspection.release_index import read_releases
-from llm_pipeline.release.claim import read_claims
+from llm_pipeline.release.claim import readable_claims
 from llm_pipeline.store import ArtifactStore, open_store
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -231,7 +232,7 @@ def _judged(
     wrong = "; ".join(_wrong_endings(store, models, states))
     right = f"{len(states) - wrong.count(': ')} of {len(states)} {wrong}".strip()
     yield goal("releases_that_ended_right", right, str(len(states)), met=not wrong)
-    left = [model for model, state in read_claims(store).items() if state.everyone]
+    left = [model for model, state in readable_claims(store)[0].items() if state.everyone]
     yield goal("claims_left", ", ".join(left) or "none", "none", met=not left)
     spans = _spans(cluster.place / "work/gpu.jsonl")
     most, when = _most_at_once(spans)
@@ -430,9 +431,9 @@ def _slowest_parse(number: int) -> float:
         files: dict[str, Callable[[tuple[Path, ...]], Any]] = {
             "releases": discovery.release_dags,
             "release_config_errors": discovery.check_release_configs,
-            "guards": deployment_dags.guard_dags,
-            "rollbacks": deployment_dags.rollback_dags,
-            "retention": deployment_dags.retention_dags,
+            "guards": partial(deployment_dags.deployment_dags, "guard"),
+            "rollbacks": partial(deployment_dags.deployment_dags, "rollback"),
+            "retention": partial(deployment_dags.deployment_dags, "retention"),
         }
         seconds = {}
         for name, parse in files.items():

@@ -29,7 +29,7 @@ from llm_pipeline.questions import question_of, replaces_nothing
 from llm_pipeline.release.candidate import target_of
 from llm_pipeline.release.claim import Claimant, LocalProcess, ReleaseClaim
 from llm_pipeline.release.contract import StageRequest, StageResult
-from llm_pipeline.release.flow import step_named
+from llm_pipeline.release.flow import clears_up, step_named
 from llm_pipeline.release.loading import load_release
 from llm_pipeline.release.rules import Endings, run_fails, unstarted
 from llm_pipeline.release.step import Effect, Ending, Kind, Scope
@@ -81,15 +81,11 @@ class LocalRun:
         require_directories(loaded)
         require_routers(loaded)
         self._deployment = loaded.deployment
-        self._places = loaded.places
-        self._model_id = loaded.config.model.id
+        self._store = open_store(loaded.deployment.store)
         self._replace = replace
         self._runner = Runners(self._deployment)
-        self._claim = ReleaseClaim(
-            open_store(self._deployment.store),
-            self._model_id,
-            Claimant.of(loaded.config, LocalProcess.here()),
-        )
+        claimant = Claimant.of(loaded.config, LocalProcess.here())
+        self._claim = ReleaseClaim(self._store, loaded.config.model.id, claimant)
         self._jobs: list[Job] = []
         self._stopped = False
         self._started = time.monotonic()
@@ -109,25 +105,22 @@ class LocalRun:
         """
         try:
             with self._claim.held():
-                return self._run_in_turn()
+                try:
+                    return self._run_in_turn()
+                finally:
+                    self._stop_stages()  # before the claim is given back
         except PipelineError as error:
             if error not in self._errors:  # those were told when their stage ended
                 self._tell(failed(self._origin, "", "", error))
             raise
 
     def _run_in_turn(self) -> Verdict:
-        try:
-            if self._replace:
-                places, store = self._places.values(), open_store(self._deployment.store)
-                replace_holders(store, places, self._model_id, by=user_here())
-            self._claim.check()
-            resolved = self._process(resolve_request(self._loaded, self._loaded.overrides.revision, by=user_here()))
-            self.flow = ReleaseProgress.open(self._deployment, resolved.release_id)
-            return self._release(self.flow)
-        finally:
-            self._stop_stages()  # before the claim is given back
-
-    def _release(self, flow: ReleaseProgress) -> Verdict:
+        loaded = self._loaded
+        if self._replace:
+            replace_holders(self._store, loaded.places.values(), loaded.config.model.id, by=user_here())
+        self._claim.check()
+        resolved = self._process(resolve_request(loaded, loaded.overrides.revision, by=user_here()))
+        self.flow = flow = ReleaseProgress.open(self._deployment, resolved.release_id)
         tasks = release_tasks(flow.release, climbing_order(flow.release, flow.record.facts))
         self._tasks, self._endings = tasks, Endings(tasks)
         order = tuple(instances(tasks))
@@ -139,7 +132,13 @@ class LocalRun:
             for instance in order:  # whatever came up: nothing staged outlives the run, and no canary is left half-way
                 if not instance.task.step.decides and instance not in self._endings:
                     self._take(flow, instance)
-        return self._verdict()
+        if self._errors:
+            raise self._errors[0]
+        if self._refusals:
+            return worst(self._refusals)
+        if left := tuple(run_fails(tasks, self._endings)):
+            raise InternalError(f"{left} did not end well, and no stage said why")
+        return Verdict.GO
 
     def _take_lane(self, flow: ReleaseProgress, lane: Lane | None, members: Sequence[Instance]) -> None:
         """Take what belongs together: targets on GPUs of their own side by side, each in its order."""
@@ -169,7 +168,7 @@ class LocalRun:
         """Whether the servers of all its targets are on this host, each target's on GPUs that no other one has."""
         if lane.group.over not in (Scope.TARGET, Scope.CANDIDATE):
             return False
-        places = [self._deployment.places[self._places[target_of(item)]] for item in lane.items]
+        places = [self._deployment.places[self._loaded.places[target_of(item)]] for item in lane.items]
         servers = [tuple(place.servers_here().values()) for place in places]
         if not all(servers) or any(server.gpus is None for own in servers for server in own):
             return False
@@ -232,20 +231,6 @@ class LocalRun:
             self._errors.append(error)
         else:
             log.warning("%s failed, and the release goes on: %s", _name(instance), error)
-
-    def _verdict(self) -> Verdict:
-        """The release's verdict: GO if every target was promoted, else the worst verdict of a gate or question.
-
-        Raises:
-            PipelineError: The first error that a stage ended with.
-        """
-        if self._errors:
-            raise self._errors[0]
-        if self._refusals:
-            return worst(self._refusals)
-        if failed := tuple(run_fails(self._tasks, self._endings)):
-            raise InternalError(f"{failed} did not end well, and no stage said why")
-        return Verdict.GO
 
     def _ask(self, flow: ReleaseProgress, instance: Instance) -> Ending:
         """Ask a step's question."""
@@ -347,11 +332,11 @@ class LocalRun:
         """Tell a verdict, and what happened to a canary that the stage moved; keep a release that has its report."""
         self._tell(judged(Origin(self._deployment.name, result.release_id), result))
         step = step_named(request.stage)
-        store = open_store(self._deployment.store)
         if step is not None and step.effect is Effect.PRODUCTION:
-            tell_canary(store, self._deployment, self._places[request.subject.partition(":")[0]], result.release_id)
+            place = self._loaded.places[target_of(request.subject)]
+            tell_canary(self._store, self._deployment, place, result.release_id)
         if step is not None and step.name == "report":
-            keep_run(store, self._deployment, result.release_id)
+            keep_run(self._store, self._deployment, result.release_id)
 
     @property
     def _origin(self) -> Origin:
@@ -376,9 +361,7 @@ class LocalRun:
     def _line(self, result: StageResult, seconds: float) -> str:
         elapsed = time.monotonic() - self._started
         name = f"{result.stage} {result.subject}".strip()
-        step = step_named(result.stage)
-        clears_up = step is not None and not step.decides
-        done = str(result.metrics.get("phase", "done")) if clears_up else "done"
+        done = str(result.metrics.get("phase", "done")) if clears_up(result.stage) else "done"
         state = "reused" if result.reused else done
         verdict = f"  {result.judgement.verdict}" if result.judgement else ""
         return f"{elapsed:7.1f} s  {name:<28} {state:<6} {seconds:6.1f} s{verdict}"

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
-
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.untrusted_text import markdown, one_line
-from llm_pipeline.config.release import HOUR, Budget
+from llm_pipeline.config.release import HOUR
 from llm_pipeline.release.candidate import Candidate
 from llm_pipeline.release.choice import recipes_in_words
 from llm_pipeline.release.evidence_text import facts_table, markdown_table
-from llm_pipeline.release.flow import stage_names, step_named
+from llm_pipeline.release.flow import stage_names, steps_of
 from llm_pipeline.release.measured_cost import release_cost
 from llm_pipeline.release.step import Work
 from llm_pipeline.release_progress import ReleaseProgress
+from llm_pipeline.store.documents import understood
 from llm_pipeline.store.place_state import serving_at
 
 if TYPE_CHECKING:
     from llm_pipeline.planning.model import Plan
-    from llm_pipeline.planning.stage_cost import TotalCost
 
 
 @dataclass(frozen=True)
@@ -65,11 +63,16 @@ def budget_question(flow: ReleaseProgress) -> Question | None:
     if not budget:
         return None
     total = _read_plan(flow).total
-    planned = dict(_planned(total, budget))
+    planned: dict[str, float] = {}
+    if budget.hours is not None:
+        planned["hours"] = total.seconds / HOUR
+    if budget.cost is not None:
+        planned["cost"] = total.price or 0.0  # without a price no GPU is needed: see `check_budget`
     if all(amount <= getattr(budget, what) for what, amount in planned.items()):
         return None
     release_id, takes, limit = flow.record.release_id, total.in_words, budget.in_words(total.currency)
-    unknown = ", ".join(name for name in total.not_known if not _takes_seconds(name))
+    seconds_only = steps_of(Work.SHORT)  # nobody decides by them
+    unknown = ", ".join(name for name in total.not_known if name.partition(" ")[0] not in seconds_only)
     lines = [
         f"Release {markdown(release_id)}, commit `{flow.record.model.commit}`.",
         "",
@@ -104,20 +107,6 @@ def planned_text(flow: ReleaseProgress) -> str:
         return str(error)
 
 
-def _takes_seconds(planned: str) -> bool:
-    """Whether a planned step, named with its subject, takes so little time that nobody decides by it."""
-    step = step_named(planned.partition(" ")[0])
-    return step is not None and step.work is Work.SHORT
-
-
-def _planned(total: TotalCost, budget: Budget) -> Iterator[tuple[str, float]]:
-    """What a budget limits, by its name there."""
-    if budget.hours is not None:
-        yield "hours", total.seconds / HOUR
-    if budget.cost is not None:
-        yield "cost", total.price or 0.0  # without a price no GPU is needed: see `check_budget`
-
-
 def _read_plan(flow: ReleaseProgress) -> Plan:
     from llm_pipeline.planning.model import Plan  # a DAG is drawn without what plans are made of
 
@@ -126,12 +115,7 @@ def _read_plan(flow: ReleaseProgress) -> Plan:
     hint = "run the release again: its first stage writes the plan anew"
     if document is None:
         raise IntegrityError("the release has no plan", where=name, hint=hint)
-    try:
-        return Plan.model_validate(document.value)
-    except ValidationError as error:
-        raise IntegrityError(
-            f"the plan cannot be understood: {error.errors()[0]['msg']}", where=name, hint=hint
-        ) from error
+    return understood(Plan, document.value, name, hint=hint)
 
 
 def _license_question(flow: ReleaseProgress) -> Question | None:

@@ -24,14 +24,19 @@ from llm_pipeline.loadtest.outcome import TokenCost
 from llm_pipeline.release.candidate import Candidate, target_of
 from llm_pipeline.release.choice import CostTrial, recipes_in_words
 from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
-from llm_pipeline.release.execute import failure_name, read_stage_record, results_name, trusted_stage_record
+from llm_pipeline.release.execute import (
+    failure_name,
+    load_stage,
+    publishes,
+    read_stage_record,
+    results_name,
+    trusted_stage_record,
+)
 from llm_pipeline.release.flow import release_flow, step_named
 from llm_pipeline.release.gpu_slots import gpu_indices, gpus_taken
 from llm_pipeline.release.record import ReleaseRecord, step_key, trusted_record
-from llm_pipeline.release.registry import load_stage, publishes
 from llm_pipeline.release.step import Environment, Scope
-from llm_pipeline.release.tasks import canary_subject
-from llm_pipeline.release.time_limits import time_limit
+from llm_pipeline.release.time_limit import time_limit
 from llm_pipeline.runners.runner import Placement
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.documents import understood
@@ -181,11 +186,12 @@ class ReleaseProgress:
 
     def failure_of(self, recipe: str) -> StageFailure | None:
         """The error that quantizing or judging a recipe ended with, if it ended with one."""
-        for stage in ("quantize", "accuracy"):
-            name = failure_name(self.record.release_id, stage, recipe)
-            if (document := self.store.read_document(name)) is not None:
-                return understood(StageFailure, document.value, name)
-        return None
+        return self._failure("quantize", recipe) or self._failure("accuracy", recipe)
+
+    def _failure(self, stage: str, subject: str) -> StageFailure | None:
+        name = failure_name(self.record.release_id, stage, subject)
+        document = self.store.read_document(name)
+        return understood(StageFailure, document.value, name) if document else None
 
     def trial(self, candidate: Candidate) -> CostTrial | None:
         """How a candidate fared; None when it was not tried, or not to its end."""
@@ -196,10 +202,8 @@ class ReleaseProgress:
             if step.scope is not Scope.CANDIDATE or not step.decides:
                 continue
             stage = step.stage_name
-            name = failure_name(self.record.release_id, stage, candidate.subject)
-            if (document := self.store.read_document(name)) is not None:
-                error = understood(StageFailure, document.value, name).error
-                return found.model_copy(update={"summary": f"{stage} failed: {error.message}"})
+            if (failure := self._failure(stage, candidate.subject)) is not None:
+                return found.model_copy(update={"summary": f"{stage} failed: {failure.error.message}"})
             result = self.find(stage, candidate.subject)
             if result is None:
                 return None
@@ -207,10 +211,6 @@ class ReleaseProgress:
                 return found.model_copy(update={"verdict": judged.verdict, "summary": f"{stage}: {judged.summary}"})
             cost = TokenCost.of_metrics(result.metrics)  # the last of them has it
         return found.model_copy(update={"verdict": Verdict.GO, "cost": cost})
-
-    def canary_steps(self, target: str) -> tuple[str, ...]:
-        """Subjects of the canary steps of a target, in order."""
-        return tuple(canary_subject(target, percent) for percent in self.release.policy.canary.steps_percent)
 
     def results(self) -> dict[tuple[str, str], StageResult]:
         """All results of the release so far, by stage and subject."""
@@ -238,7 +238,7 @@ class ReleaseProgress:
         document = self.store.read_document(name)
         if document is not None and self._trusts_signed_only:
             problem = self.store.signatures.document_problem(name, document.value, document.signature)
-            if problem and _is_signed(name):  # asked last: it imports the stage
+            if problem and publishes(PurePosixPath(name).name.partition(".")[0]):  # asked last: it imports the stage
                 raise refusal(self.store, name, problem)
         return understood(StageResult, document.value, name, hint=_ANEW) if document else None
 
@@ -339,15 +339,12 @@ class ReleaseProgress:
 def placement(request: StageRequest) -> Placement:
     """Where a stage is to run: in the environment that the flow states, or in the one of its target."""
     step = step_named(request.stage)
-    if step is None or step.environment is not Environment.OF_TARGET:
-        return Placement(environment=step.environment.value if step else load_stage(request.stage).environment)
+    if step is None:
+        raise InternalError(f"no step of the flow has the stage {request.stage}")
+    if step.environment is not Environment.OF_TARGET:
+        return Placement(environment=step.environment.value)
     target = Target.model_validate(request.config["target"])
     return Placement(environment=target.environment, container=target.container)
-
-
-def _is_signed(result_name: str) -> bool:
-    """Whether a result is of a stage that signs, by the name of its document."""
-    return publishes(PurePosixPath(result_name).name.partition(".")[0])
 
 
 def passed(result: StageResult) -> bool:

@@ -16,6 +16,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -35,7 +36,7 @@ from llm_pipeline.hub.kept_data_sets import kept_data_sets, remove_kept
 from llm_pipeline.inspection.release_index import index_release
 from llm_pipeline.inspection.table import readable_time, titled_columns
 from llm_pipeline.release.changes import changed_releases, changing
-from llm_pipeline.release.claim import read_claims
+from llm_pipeline.release.claim import readable_claims
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.execute import StageRecord
 from llm_pipeline.release.record import ReleaseRecord, release_record_name, report_name
@@ -43,18 +44,18 @@ from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.artifact_store import Document, StoredArtifact
 from llm_pipeline.store.documents import understood
 from llm_pipeline.store.lease import lease_of
-from llm_pipeline.store.references import PointerReference, all_pointers
+from llm_pipeline.store.references import all_pointers
 
 _READERS = 16
 _DIGEST = re.compile(r"([0-9a-f]{12})[0-9a-f]{52}")
 _RELEASE_ID = re.compile(r"[a-z0-9][a-z0-9_.-]*-[0-9a-f]{8}-[0-9a-f]{8}")
 """What fails before it has an id is filed under the config's name."""
+_TELLING = re.compile(r"/results/|/release\.json$|/canary-")
+"""Documents of a release that say what it uses."""
 
 log = get_logger(__name__)
 
-What = Literal[
-    "release", "run", "stage record", "artifact", "leftover", "work directory", "data set"
-]  # fmt: skip
+What = Literal["release", "run", "stage record", "artifact", "leftover", "work directory", "data set"]
 
 
 class Going(Frozen):
@@ -212,14 +213,18 @@ class _Run:
             if release.record is not None:
                 by_config.setdefault(release.record.release.name, []).append((release.record.created_at, release_id))
         newest = {name for made in by_config.values() for _, name in sorted(made)[-self._rules.keep_releases :]}
+        claims, damaged = readable_claims(self._store)
+        if damaged:
+            raise damaged[0].error
         parties = [
             (one.release_id, one.party)
-            for claim in read_claims(self._store).values()
+            for claim in claims.values()
             for one in claim.everyone
             if self._now - one.renewed_at <= timedelta(hours=one.stale_after_hours)
         ]
         for release_id, release in self._releases.items():
-            why = [str(_named(one)) for one in self._pointers if one.pointer.release_id == release_id]
+            pointers = [one for one in self._pointers if one.pointer.release_id == release_id]
+            why = [f"{one.name} of {one.model_id} on {one.target}" for one in pointers]
             why += [f"running: {party}" for claimed, party in parties if claimed == release_id]
             why += [f"its canary on {target} is not finished" for target in release.open_canaries]
             if release_id in newest and release.record:
@@ -261,16 +266,15 @@ class _Run:
         keys = {key for release_id in self.kept for key in self._releases[release_id].keys}
         for name, document in _read_documents(self._store, self._store.list_documents("stages")):
             lease, key = lease_of(document, name), PurePosixPath(name).stem
-            try:
-                result = StageRecord.model_validate(lease.conclusion).result if lease.conclusion else None
-            except ValidationError:  # no stage can use it
-                result = None
+            result = None
+            if lease.conclusion:
+                with suppress(ValidationError):  # no stage can use it
+                    result = StageRecord.model_validate(lease.conclusion).result
             if key in keys or not lease.free or (result and _ended_at(result) > self._limit):
                 needed |= set(result.artifacts.values()) if result else set()
                 continue
-            going = Going(
-                what="stage record", name=key, why="no kept release uses it" if result else "without a result"
-            )
+            why = "no kept release uses it" if result else "without a result"
+            going = Going(what="stage record", name=key, why=why)
             yield _Removal(going, partial(self._delete_if_unchanged, name, document.revision))
 
     def _artifacts(self, old: Sequence[StoredArtifact]) -> Iterator[_Removal]:
@@ -324,12 +328,7 @@ def _read_releases(store: ArtifactStore) -> dict[str, _Release]:
     names: dict[str, list[str]] = {}
     for name in store.list_documents("releases"):
         names.setdefault(PurePosixPath(name).parts[1], []).append(name)
-    telling = [
-        name
-        for listed in names.values()
-        for name in listed
-        if "/results/" in name or PurePosixPath(name).name == "release.json" or "/canary-" in name
-    ]
+    telling = [name for listed in names.values() for name in listed if _TELLING.search(name)]
     documents = dict(_read_documents(store, telling))
     found = {}
     for release_id, listed in names.items():
@@ -363,10 +362,6 @@ def _read_documents(store: ArtifactStore, names: Sequence[str]) -> list[tuple[st
 
 def _ended_at(result: StageResult) -> datetime:
     return result.timings.started_at + timedelta(seconds=result.timings.total_seconds)
-
-
-def _named(reference: PointerReference) -> str:
-    return f"{reference.name} of {reference.model_id} on {reference.target}"
 
 
 def _size(store: ArtifactStore, ref: ArtifactRef) -> int | None:

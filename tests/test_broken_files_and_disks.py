@@ -86,7 +86,7 @@ def request_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Pat
         (output / "weights").write_bytes(os.urandom(1_000_000))
         return StageOutput(artifacts={"weights": Produced("weights", output)}, metrics={})
 
-    stage = Stage(name="write", version=1, config=NothingConfig, run=run, environment="control")
+    stage = Stage(name="write", version=1, config=NothingConfig, run=run)
     monkeypatch.setattr(execution, "load_stage", lambda _name: stage)
     store = f"file://{tmp_path / 'store'}"
     return lambda work: StageRequest(release_id="r1", stage="write", config={}, store=store, work_root=str(work))

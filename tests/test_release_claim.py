@@ -28,7 +28,7 @@ from llm_pipeline.release.claim import (
     claim_name,
     free_claim,
     read_claim,
-    read_claims,
+    readable_claims,
 )
 from llm_pipeline.store import open_store
 from llm_pipeline.store.artifact_store import Document
@@ -114,7 +114,7 @@ class TestWaiting:
     def test_models_do_not_wait_for_each_other(self, store):
         assert claim(store, 1).ask() is None
         assert ReleaseClaim(store, "organisation/other", claimant(2)).ask() is None
-        holders = {model: state.holder.party.run_id for model, state in read_claims(store).items()}
+        holders = {model: state.holder.party.run_id for model, state in readable_claims(store)[0].items()}
         assert holders == {MODEL: "run-1", "organisation/other": "run-2"}
 
     def test_the_block_gives_the_claim_back_however_it_ends(self, store):

@@ -11,8 +11,8 @@ from llm_pipeline_airflow import discovery
 
 from llm_pipeline.base.adapters import Group, adapter, our_kinds
 from llm_pipeline.base.entry import entry_point
+from llm_pipeline.release.execute import load_stage
 from llm_pipeline.release.flow import stage_names
-from llm_pipeline.release.registry import load_stage
 
 _READ_WITH_A_DEPLOYMENT: tuple[Group, ...] = ("metric_sources", "routers", "runners", "server_controls")
 """Groups of adapters whose settings every parse of a DAG file reads."""

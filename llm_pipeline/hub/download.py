@@ -102,7 +102,7 @@ def fetch_files(source: FileSource, model: PinnedModel, files: Sequence[HubFile]
     with _full_disks(directory), ThreadPoolExecutor(_FILES_AT_ONCE, thread_name_prefix="download") as pool:
         there = pool.map(lambda file: difference(directory / file.path, file), ordered)
         missing = [file for file, problem in zip(ordered, there, strict=True) if problem]
-        require_space(DirectoryNeed("work_root", directory, _bytes_of(missing)))
+        require_space(directory, _bytes_of(missing))
         with _progress(directory, partial, missing):
             begun = [pool.submit(_fetch, source, model, file, partial, directory) for file in missing]
             try:
@@ -187,40 +187,19 @@ def _full_disks(directory: Path) -> Iterator[None]:
         raise DiskTooSmall("the disk is full", where=str(directory), hint="free some space") from error
 
 
-@dataclass(frozen=True)
-class DirectoryNeed:
-    """A directory that bytes will go to; it need not exist yet.
-
-    Attributes:
-        name: What it is in the deployment, e.g. `work_root`.
-        directory: Where it is.
-        needed: Bytes that will go there.
-    """
-
-    name: str
-    directory: Path
-    needed: int
-
-
-def require_space(*places: DirectoryNeed) -> None:
-    """Refuse what does not fit; directories on one file system share its space.
+def require_space(directory: Path, needed: int) -> None:
+    """Refuse what does not fit into a directory, which need not exist yet.
 
     Raises:
         DiskTooSmall: With what is needed and what is free.
     """
-    by_disk: dict[int, list[DirectoryNeed]] = {}
-    for place in places:
-        by_disk.setdefault(_existing(place.directory).stat().st_dev, []).append(place)
-    for sharing in by_disk.values():
-        needed = sum(place.needed for place in sharing)
-        free = shutil.disk_usage(_existing(sharing[0].directory)).free
-        if needed > free:
-            names = " and ".join(place.name for place in sharing)
-            raise DiskTooSmall(
-                f"{byte_size(needed)} are still to be fetched and only {byte_size(free)} are free",
-                where=f"{names} ({sharing[0].directory})",
-                hint=f"free some space, or move {names} of the deployment to a larger disk",
-            )
+    free = shutil.disk_usage(_existing(directory)).free
+    if needed > free:
+        raise DiskTooSmall(
+            f"{byte_size(needed)} are still to be fetched and only {byte_size(free)} are free",
+            where=f"work_root ({directory})",
+            hint="free some space, or move work_root of the deployment to a larger disk",
+        )
 
 
 def _existing(path: Path) -> Path:

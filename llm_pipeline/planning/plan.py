@@ -48,7 +48,7 @@ from llm_pipeline.planning.task_pool import (
     task_pool,
 )
 from llm_pipeline.release.loading import LoadedRelease, load_release
-from llm_pipeline.release.time_limits import time_limit
+from llm_pipeline.release.time_limit import time_limit
 from llm_pipeline.serving.launch_plan import launch_mode
 
 __all__ = ["Plan", "format_plan", "plan_release"]

@@ -130,10 +130,9 @@ class Claimant(Frozen):
     @classmethod
     def of(cls, config: ReleaseConfig, party: Party) -> Claimant:
         """The claimant of a release config's run."""
-        now = datetime.now(UTC)
-        patience = _LONGEST_STAGE + timedelta(hours=config.approval.timeout_hours)
-        if isinstance(party, LocalProcess):
-            patience = _LOCAL_STALE_AFTER
+        now, patience = datetime.now(UTC), _LOCAL_STALE_AFTER
+        if isinstance(party, AirflowRun):
+            patience = _LONGEST_STAGE + timedelta(hours=config.approval.timeout_hours)
         hours = patience.total_seconds() / 3600
         return cls(party=party, release=config.name, since=now, renewed_at=now, stale_after_hours=hours)
 
@@ -298,10 +297,8 @@ class ReleaseClaim:
         while not ended.wait(RENEWED_EVERY.total_seconds()):
             try:
                 _change(self._store, self._model_id, lambda state: state.heard_of(self._party))
-            except PipelineError as error:
+            except Exception as error:  # noqa: BLE001 - the thread goes on: a claim that nobody renews is taken over
                 log.warning("could not renew the claim on the model", model=self._model_id, reason=str(error))
-            except Exception:  # the thread must go on: a claim that nobody renews is taken over
-                log.exception("could not renew the claim on the model", model=self._model_id)
 
     def _renew(self, *, parked: bool, release_id: str = "") -> None:
         def renewed(state: ClaimState) -> ClaimState:
@@ -348,19 +345,6 @@ def read_claim(store: ArtifactStore, model_id: str) -> ClaimState:
     return _read(store, model_id)[0]
 
 
-def read_claims(store: ArtifactStore) -> dict[str, ClaimState]:
-    """All claims, by model.
-
-    Raises:
-        IntegrityError: A document of them is damaged.
-        Transient: One cannot be read.
-    """
-    found, damaged = readable_claims(store)
-    if damaged:
-        raise damaged[0].error
-    return found
-
-
 def readable_claims(store: ArtifactStore) -> tuple[dict[str, ClaimState], list[DamagedDocument]]:
     """All claims that can be read, by model, and the documents that cannot.
 
@@ -383,14 +367,9 @@ def free_claim(store: ArtifactStore, model_id: str) -> Claimant | None:
 
     A holder that is alive after all starts no further stage.
     """
-    freed: list[Claimant | None] = []
-
-    def without_holder(state: ClaimState) -> ClaimState:
-        freed.append(state.holder)
-        return ClaimState(waiting=state.waiting)
-
-    _change(store, model_id, without_holder)
-    return freed[-1]
+    holder = read_claim(store, model_id).holder
+    _change(store, model_id, lambda state: ClaimState(waiting=state.waiting))
+    return holder
 
 
 def _change(store: ArtifactStore, model_id: str, transition: Callable[[ClaimState], ClaimState]) -> ClaimState:

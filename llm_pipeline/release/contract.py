@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from llm_pipeline.store.artifact_store import ArtifactStore
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
+Inputs = Mapping[str, ArtifactRef]
+"""Artifacts that a stage is given, by the names that it declares."""
 EnvironmentName = str
 """`control`, `model`, or one that a target names."""
 
@@ -202,10 +204,9 @@ class Stage(Generic[ConfigT]):
         version: Raised whenever the meaning of its output changes; part of the stage key.
         config: Model of the configuration it reads; all of it is part of the stage key.
         run: The work.
-        environment: Which interpreter runs it.
         tools: Distributions whose versions are part of the stage key, or what tells them from the config.
         places: Top-level config fields that say where, not what (addresses, ports): not part of the stage key.
-        reusable: False for a stage that acts on the world (starts a server, shifts traffic).
+        reusable: False for a stage that acts on the world (starts a server, shifts traffic); its step says which.
         publishes: False for a stage that publishes no artifact, so that it needs nothing to sign with.
         request: Makes the config and the inputs out of a release on its way (`ReleaseProgress`) and
             the subject; None for the first stage, which makes the release.
@@ -220,13 +221,12 @@ class Stage(Generic[ConfigT]):
     version: int
     config: type[ConfigT]
     run: Callable[[StageContext[ConfigT]], StageOutput]
-    environment: EnvironmentName
     tools: tuple[str, ...] | Callable[[ConfigT], tuple[str, ...]] = ()
     places: frozenset[str] = frozenset()
     reusable: bool = True
     publishes: bool = True
     changes_release: bool = True
-    request: Callable[[Any, str], tuple[ConfigT, Mapping[str, ArtifactRef]]] | None = None
+    request: Callable[[Any, str], tuple[ConfigT, Inputs]] | None = None
     reads: Callable[[ConfigT], tuple[JsonValue, ...]] | None = None
     measures: bool = False
 

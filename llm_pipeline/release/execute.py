@@ -10,8 +10,9 @@ import contextlib
 import shutil
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from llm_pipeline.base.collector import imports_done
 from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.errors import (
     ConfigError,
-    IntegrityError,
     InternalError,
     Unsupported,
     as_pipeline_error,
@@ -43,10 +43,11 @@ from llm_pipeline.release.contract import (
     Timings,
 )
 from llm_pipeline.release.evidence_text import log_table, measured_table
+from llm_pipeline.release.flow import FLOW, stage_names, step_named
 from llm_pipeline.release.gpu_slots import held
-from llm_pipeline.release.registry import load_stage, publishes
 from llm_pipeline.store import ArtifactStore, open_store
-from llm_pipeline.store.lease import LeaseState, lease_in_turn
+from llm_pipeline.store.documents import understood
+from llm_pipeline.store.lease import lease_in_turn, lease_of
 from llm_pipeline.store.provenance import Provenance, here
 from llm_pipeline.store.signed_documents import (
     conclusion_problem,
@@ -74,8 +75,29 @@ def execute(request: StageRequest) -> StageResult | StageFailure:
     if isinstance(outcome, StageFailure):
         record_failure(request.store, outcome)
     else:
-        _forget_failure(request)
+        with _noted():
+            name = failure_name(request.release_id, request.stage, request.subject)
+            open_store(request.store).delete_document(name)
     return outcome
+
+
+def publishes(name: str) -> bool:
+    """Whether a stage of that name publishes artifacts, and so signs its results where anything is signed."""
+    return name not in stage_names() or load_stage(name).publishes
+
+
+def load_stage(name: str) -> Stage[Any]:
+    """The declaration of a stage.
+
+    Raises:
+        ConfigError: There is no such stage.
+    """
+    # ours first: none of a package has such a name, and to look for packages reads the metadata of all of them
+    step = next((one for one in FLOW if one.name == name), None) or step_named(name)
+    if step is None or not step.is_stage:
+        raise ConfigError(f"unknown stage {name!r}", hint=f"stages are: {', '.join(stage_names())}")
+    stage: Stage[Any] = import_module(step.module or f"llm_pipeline.stages.{step.stage_name}").STAGE
+    return replace(stage, reusable=step.reusable)
 
 
 class KeyContent(Frozen):
@@ -167,16 +189,13 @@ def concluded(
 
 def _read_conclusion(store: ArtifactStore, key: str) -> tuple[StageRecord, dict[str, JsonValue]] | None:
     """A stage's record, and the document's own words, which the signature is of."""
-    document = store.read_document(stage_record_name(key))
-    try:
-        conclusion = LeaseState.model_validate(document.value).conclusion if document else None
-        return (StageRecord.model_validate(conclusion), conclusion) if conclusion else None
-    except ValidationError as error:
-        raise IntegrityError(
-            f"the record of stage key {key[:12]} is not valid: {error.errors()[0]['msg']}",
-            where=f"{store.uri}/{stage_record_name(key)}",
-            hint="remove this document; its stage is then computed again",
-        ) from error
+    name = stage_record_name(key)
+    document = store.read_document(name)
+    conclusion = lease_of(document, name).conclusion if document else None
+    if not conclusion:
+        return None
+    hint = "remove this document: its stage is then computed again"
+    return understood(StageRecord, conclusion, name, hint=hint), conclusion
 
 
 def _distrust(store: ArtifactStore, key: str, record: StageRecord, conclusion: dict[str, JsonValue]) -> str | None:
@@ -201,7 +220,7 @@ def tool_versions(stage: Stage[Any], config: Any) -> dict[str, str]:
         except metadata.PackageNotFoundError as error:
             raise Unsupported(
                 f"stage {stage.name} needs {tool}, which is not installed in this interpreter",
-                hint=f"run it in the {stage.environment} environment",
+                hint="the deployment's `environments` say which interpreter runs it: install it there",
             ) from error
     return versions
 
@@ -303,18 +322,14 @@ def _publish(
     refs = {}
     for name, produced in output.artifacts.items():
         if isinstance(produced, ArtifactRef):
-            refs[name] = _passed_on(produced, request)
+            if produced not in request.inputs.values():
+                raise InternalError(f"stage {request.stage} passes on {produced}, which is none of its inputs")
+            refs[name] = produced
             continue
         ours = produced.directory.is_relative_to(context.workdir)  # not a directory of the store that is named again
         refs[name] = store.publish(produced.kind, produced.directory, provenance, consume=ours)
         log.info(f"published {name}", artifact=str(refs[name]), megabytes=store.manifest(refs[name]).size / 1e6)
     return refs
-
-
-def _passed_on(ref: ArtifactRef, request: StageRequest) -> ArtifactRef:
-    if ref not in request.inputs.values():
-        raise InternalError(f"stage {request.stage} passes on {ref}, which is none of its inputs")
-    return ref
 
 
 def _reuse(stage: Stage[Any], store: ArtifactStore, key: str) -> StageResult | None:
@@ -349,11 +364,6 @@ def record_failure(config: StoreModel, failure: StageFailure) -> None:
     with _noted():
         name = failure_name(failure.release_id, failure.stage, failure.subject)
         replace_document(open_store(config), name, failure.model_dump(mode="json"))
-
-
-def _forget_failure(request: StageRequest) -> None:
-    with _noted():
-        open_store(request.store).delete_document(failure_name(request.release_id, request.stage, request.subject))
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import entry_points
 
 from llm_pipeline.base.errors import ConfigError
@@ -81,78 +81,68 @@ PROMOTION = Group(
     offered_by=APPROVAL,
 )
 
+_target_step = partial(Step, scope=Scope.TARGET, group=TARGETS, machine=Machine.TARGET_HOST)
+_promotion_step = partial(Step, group=PROMOTION, machine=Machine.TARGET_HOST, effect=Effect.PRODUCTION)
+_question = partial(Step, kind=Kind.QUESTION, work=Work.PERSON)
+_model_step = partial(
+    Step, machine=Machine.QUANTIZATION_HOST, gpus=Gpus.TAKEN, heavy=True, environment=Environment.MODEL
+)
+"""Runs the model's weights on the host that quantizes."""
+
 _SERVED: tuple[Step, ...] = (
-    Step(
+    _target_step(
         name="build",
         title="Build",
         words="Builds the engine for one target.",
-        scope=Scope.TARGET,
-        group=TARGETS,
         after=("choose",),
-        machine=Machine.TARGET_HOST,
         gpus=Gpus.TAKEN,
         heavy=True,
         environment=Environment.OF_TARGET,
         work=Work.BUILD,
     ),
-    Step(
+    _target_step(
         name="package",
         title="Package",
         words="Makes the model repository that the server loads, with golden answers beside it.",
-        scope=Scope.TARGET,
-        group=TARGETS,
         after=("build",),
-        machine=Machine.TARGET_HOST,
     ),
-    Step(
+    _target_step(
         name="staging",
         title="Staging",
         words="Starts a server with the candidate and asks it the golden prompts.",
-        scope=Scope.TARGET,
-        group=TARGETS,
         after=("package",),
         ends=Scope.TARGET,
         effect=Effect.STAGING,
-        machine=Machine.TARGET_HOST,
         gpus=Gpus.TAKEN,
         work=Work.SERVER_START,
     ),
-    Step(
+    _target_step(
         name="served_accuracy",
         title="Served accuracy gate",
         words="Scores the served model: the engine may differ from the checkpoint.",
-        scope=Scope.TARGET,
-        group=TARGETS,
         after=("staging",),
         ends=Scope.TARGET,
-        machine=Machine.TARGET_HOST,
         gpus=Gpus.TAKEN,
         environment=Environment.MODEL,
         work=Work.SERVED_SCORING,
     ),
-    Step(
+    _target_step(
         name="load_test",
         title="Load test gate",
         words="Sends the workload at its scheduled times and judges the service level.",
-        scope=Scope.TARGET,
-        group=TARGETS,
         after=("served_accuracy",),
         ends=Scope.TARGET,
-        machine=Machine.TARGET_HOST,
         gpus=Gpus.TAKEN,
         work=Work.LOAD,
     ),
-    Step(
+    _target_step(
         name="staging_down",
         title="Stop staging",
         words="Stops the staging server. Always runs.",
-        scope=Scope.TARGET,
-        group=TARGETS,
         after=("load_test",),
         tears_down=("staging",),
         decides=False,
         effect=Effect.STAGING,
-        machine=Machine.TARGET_HOST,
     ),
 )
 """What builds, serves and judges one target."""
@@ -192,34 +182,24 @@ FLOW: tuple[Step, ...] = (
         after=("claim",),
         effect=Effect.RECORD,
     ),
-    Step(
+    _question(
         name="plan",
         title="Plan",
         words="Shows the plan, and asks a person if it exceeds the budget; otherwise continues by itself.",
-        kind=Kind.QUESTION,
         after=("resolve",),
         planned=_NEVER,
-        work=Work.PERSON,
     ),
-    Step(
+    _question(
         name="review_license",
         title="Licence review",
-        words=(
-            "Asks a person if the model's licence or gating changed since the release before; otherwise continues by "
-            "itself."
-        ),
-        kind=Kind.QUESTION,
+        words="Asks a person if the licence or gating changed since the release before; else continues by itself.",
         after=("plan",),
         planned=_NEVER,
-        work=Work.PERSON,
     ),
     Step(
         name="eval_data",
         title="Evaluation data",
-        words=(
-            "Fetches the data sets that the evaluation tasks read, at pinned commits; the gates themselves work "
-            "offline."
-        ),
+        words="Fetches the data sets that tasks read, at pinned commits; the gates themselves work offline.",
         after=("review_license",),  # before the download: it takes seconds, and what it refuses costs no download
         environment=Environment.MODEL,
     ),
@@ -230,15 +210,11 @@ FLOW: tuple[Step, ...] = (
         after=("eval_data",),
         work=Work.DOWNLOAD,
     ),
-    Step(
+    _model_step(
         name="baseline",
         title="Baseline",
         words="Scores the unquantized model: every candidate is compared with it, item by item.",
         after=("download",),
-        machine=Machine.QUANTIZATION_HOST,
-        gpus=Gpus.TAKEN,
-        heavy=True,
-        environment=Environment.MODEL,
         work=Work.SCORING,
     ),
     Step(
@@ -251,7 +227,7 @@ FLOW: tuple[Step, ...] = (
         after=("baseline",),
         ends=Scope.RELEASE,
     ),
-    Step(
+    _model_step(
         name="quantize",
         title="Quantize",
         words=(
@@ -262,13 +238,9 @@ FLOW: tuple[Step, ...] = (
         group=RECIPES,
         after=("download",),
         useless_without=("baseline_gate",),  # the first recipe does not wait for it
-        machine=Machine.QUANTIZATION_HOST,
-        gpus=Gpus.TAKEN,
-        heavy=True,
-        environment=Environment.MODEL,
         work=Work.QUANTIZATION,
     ),
-    Step(
+    _model_step(
         name="accuracy",
         title="Accuracy gate",
         words=(
@@ -279,40 +251,28 @@ FLOW: tuple[Step, ...] = (
         group=RECIPES,
         after=("quantize", "baseline_gate"),
         ends=Scope.RECIPE,
-        machine=Machine.QUANTIZATION_HOST,
-        gpus=Gpus.TAKEN,
-        heavy=True,
-        environment=Environment.MODEL,
         work=Work.COMPARISON,
     ),
     *map(_tried, _SERVED),
-    Step(
+    _target_step(
         name="choose",
         title="Choose",
-        words=(
-            "Picks the cheapest recipe that passed for this target: the smallest, or by what its trial measured. Fails "
-            "when none did."
-        ),
-        scope=Scope.TARGET,
-        group=TARGETS,
+        words="Picks the cheapest recipe that passed for this target, by size or measured cost. Fails when none did.",
         after=("baseline_gate", "accuracy", "trial_load_test", "trial_staging_down"),
         start=Start.ALWAYS,  # one recipe that passed is enough
         needs=(Need("download", Ending.FAILED), Need("baseline_gate", Ending.FAILED)),
         ends=Scope.TARGET,
-        machine=Machine.TARGET_HOST,
     ),
     *_SERVED,
-    Step(
+    _question(
         name=APPROVAL,
         title="Production approval",
         words="The decision before production. No answer in time is a denial.",
-        kind=Kind.QUESTION,
         after=("load_test",),
         start=Start.ANY_GOOD,  # one target that passed is enough to ask
         planned=lambda release, _percent: release.approval.required,
-        work=Work.PERSON,
     ),
-    Step(
+    _question(
         name="approve_step",
         title="Step approval",
         words=(
@@ -321,13 +281,11 @@ FLOW: tuple[Step, ...] = (
         ),
         scope=Scope.CANARY_STEP,
         group=PROMOTION,
-        kind=Kind.QUESTION,
         after=("approve",),
         when=lambda release, percent: percent in release.policy.canary.approve_before_percent,
-        work=Work.PERSON,
         task="approve",
     ),
-    Step(
+    _promotion_step(
         name="canary",
         title="Canary",
         words=(
@@ -335,39 +293,27 @@ FLOW: tuple[Step, ...] = (
             "A verdict other than GO ends the promotion; the rollback follows."
         ),
         scope=Scope.CANARY_STEP,
-        group=PROMOTION,
         after=("approve_step",),
         ends=Scope.TARGET,
-        effect=Effect.PRODUCTION,
-        machine=Machine.TARGET_HOST,
         gpus=Gpus.HELD,
         work=Work.BAKE,
     ),
-    Step(
+    _promotion_step(
         name="settle",
         title="Settle",
         words="Makes the candidate the production version and keeps the previous one ready.",
         scope=Scope.TARGET,
-        group=PROMOTION,
         after=("canary",),
-        effect=Effect.PRODUCTION,
-        machine=Machine.TARGET_HOST,
     ),
-    Step(
+    _promotion_step(
         name="rollback",
         title="Rollback",
-        words=(
-            "Gives all traffic back to the stable version unless the release was promoted. Always runs once traffic "
-            "moved."
-        ),
+        words="Gives traffic back to the stable version unless the release was promoted. Runs once traffic moved.",
         scope=Scope.TARGET,
-        group=PROMOTION,
         after=("settle",),
         tears_down=("canary",),
         decides=False,
         unless="settle",
-        effect=Effect.PRODUCTION,
-        machine=Machine.TARGET_HOST,
     ),
     Step(
         name="report",

@@ -101,7 +101,9 @@ def load_release(path: Path, overrides: Overrides = _NOTHING) -> LoadedRelease:
         targets=tuple(load_yaml(_named(path, "targets", name, "targets"), Target) for name in config.targets),
         policy=load_yaml(_named(path, "policies", config.policy, "policy"), Policy),
     )
-    _check_data_files(loaded)
+    _check_data_file(loaded.configs_root, config.workload.prompts, path, ("workload", "prompts"))
+    if directory := config.evaluation.task_directory:
+        _check_data_file(loaded.configs_root, directory, path, ("evaluation", "task_directory"))
     _check_places(loaded, release.targets)
     return LoadedRelease(path, config, loaded.deployment, release, overrides)
 
@@ -118,15 +120,6 @@ def _named(config_path: Path, folder: str, name: str, key: str) -> Path:
             hint=f"{folder}/ has: {', '.join(there) or 'nothing'}",
         )
     return path
-
-
-def _check_data_files(loaded: ConfiguredRelease) -> None:
-    workload, evaluation = loaded.config.workload, loaded.config.evaluation
-    wanted: list[tuple[Location, str]] = [(("workload", "prompts"), workload.prompts)]
-    if evaluation.task_directory:
-        wanted.append((("evaluation", "task_directory"), evaluation.task_directory))
-    for location, name in wanted:
-        _check_data_file(loaded.configs_root, name, loaded.path, location)
 
 
 def _check_recipe(root: Path, path: Path, recipe: QuantizationRecipe) -> None:

@@ -4,7 +4,7 @@
     newest_of_config(store, "llama-fp8")   # the newest first
 
 So a new release finds those that it is compared with by one request, however many the store holds. A noted release may
-be gone: its record decides. A damaged document is made anew from the records.
+be gone: its record decides.
 """
 
 from __future__ import annotations
@@ -13,20 +13,13 @@ import contextlib
 from collections.abc import Sequence
 from datetime import datetime
 
-from llm_pipeline.base.errors import IntegrityError
-from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.release.record import ReleaseRecord, readable_record
+from llm_pipeline.release.record import ReleaseRecord
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.documents import understood
-from llm_pipeline.store.references import release_ids
 
 NOTED = 20
 """As many of each config are remembered."""
-
-_FOLDER = "index/newest"
-
-log = get_logger(__name__)
 
 
 class NotedRelease(Frozen):
@@ -56,7 +49,7 @@ def note_release(store: ArtifactStore, record: ReleaseRecord) -> None:
     Raises:
         Transient: The store cannot be written now.
     """
-    name = _document(record.release.name)
+    name = _name(record.release.name)
     while True:
         newest, revision = _newest(store, record.release.name)
         with contextlib.suppress(Conflict):
@@ -73,22 +66,15 @@ def newest_of_config(store: ArtifactStore, config: str) -> Sequence[NotedRelease
     return _newest(store, config)[0].releases
 
 
-def _document(config: str) -> str:
-    return f"{_FOLDER}/{config}.json"
+def _name(config: str) -> str:
+    return f"index/newest/{config}.json"
 
 
 def _newest(store: ArtifactStore, config: str) -> tuple[_Newest, str | None]:
-    """A document and its revision; a damaged one is removed and read from the records."""
-    name = _document(config)
-    try:
-        document = store.read_document(name)
-        return (understood(_Newest, document.value, name), document.revision) if document else (_Newest(), None)
-    except IntegrityError as error:
-        log.warning("the newest releases are found from their records", reason=error.message)
-    store.delete_document(name)
-    newest = _Newest()
-    for release_id in release_ids(store):
-        record = readable_record(store, release_id)
-        if record is not None and record.release.name == config:
-            newest = newest.with_release(record)
-    return newest, None
+    """A document and its revision."""
+    name = _name(config)
+    document = store.read_document(name)
+    if document is None:
+        return _Newest(), None
+    hint = "remove this document: the next releases are noted in a new one"
+    return understood(_Newest, document.value, name, hint=hint), document.revision

@@ -18,8 +18,7 @@ from llm_pipeline.base.durable import replace_durably
 from llm_pipeline.base.errors import ConfigError, ExitCode, StageCancelled, StageOutOfTime
 from llm_pipeline.base.logging import get_logger, write_json_lines
 from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
-from llm_pipeline.release.execute import execute, record_failure
-from llm_pipeline.release.registry import publishes
+from llm_pipeline.release.execute import execute, publishes, record_failure
 from llm_pipeline.release.time_limit import OutOfTime, ended_by
 from llm_pipeline.store import open_store
 from llm_pipeline.store.signed_documents import replace_document, write_signed
@@ -43,11 +42,21 @@ def run_stage_process(name: str, request_path: Path, result: str, log_path: Path
         ConfigError: The request cannot be read or is for another stage.
         Transient: The outcome cannot be written now.
     """
-    if log_path is not None:
-        _write_output_to(log_path)
+    if log_path is not None:  # all output, of this process and of what it starts
+        descriptor = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        os.close(descriptor)
     os.environ.setdefault("TQDM_DISABLE", "1")  # a task log has lines, not bars; read when a library imports tqdm
     write_json_lines()
-    request = _read_request(name, request_path)
+    try:
+        request = StageRequest.model_validate_json(request_path.read_bytes())
+    except FileNotFoundError as problem:
+        raise ConfigError("no such request file", where=str(request_path)) from problem
+    except ValidationError as problem:
+        raise ConfigError(f"not a stage request: {problem}", where=str(request_path)) from problem
+    if request.stage != name:
+        raise ConfigError(f"the request is for stage {request.stage!r}, not {name!r}", where=str(request_path))
     signal.signal(signal.SIGTERM, _cancel)
     try:
         with ended_by(request.time_limit, partial(_give_up, request, result)):
@@ -91,26 +100,6 @@ class _Cancelled(BaseException):
 
 def _cancel(_signal: int, _frame: FrameType | None) -> None:
     raise _Cancelled
-
-
-def _read_request(name: str, path: Path) -> StageRequest:
-    try:
-        request = StageRequest.model_validate_json(path.read_bytes())
-    except FileNotFoundError as error:
-        raise ConfigError("no such request file", where=str(path)) from error
-    except ValidationError as error:
-        raise ConfigError(f"not a stage request: {error}", where=str(path)) from error
-    if request.stage != name:
-        raise ConfigError(f"the request is for stage {request.stage!r}, not {name!r}", where=str(path))
-    return request
-
-
-def _write_output_to(path: Path) -> None:
-    """Append stdout and stderr, of this process and all it starts, to a file."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
 
 
 def _write(request: StageRequest, result: str, outcome: StageResult | StageFailure) -> None:

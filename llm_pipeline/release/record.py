@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from llm_pipeline.artifacts.pinned import PinnedModel
-from llm_pipeline.base.errors import ConfigError, IntegrityError
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.overrides import Overrides
@@ -15,7 +15,7 @@ from llm_pipeline.config.release import Budget, ResolvedRelease
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.release.candidate import target_of
 from llm_pipeline.store import ArtifactStore
-from llm_pipeline.store.artifact_store import Document
+from llm_pipeline.store.documents import Document, understood
 from llm_pipeline.store.signed_documents import refusal, require_signed
 
 
@@ -91,15 +91,8 @@ def read_release_record(store: ArtifactStore, release_id: str) -> ReleaseRecord:
         ConfigError: There is no such release.
         IntegrityError: The record cannot be understood.
     """
-    return _understood(_document(store, release_id), release_id)
-
-
-def readable_record(store: ArtifactStore, release_id: str) -> ReleaseRecord | None:
-    """The record of a release; None for one that is damaged or gone."""
-    try:
-        return read_release_record(store, release_id)
-    except (IntegrityError, ConfigError):
-        return None
+    name = release_record_name(release_id)
+    return understood(ReleaseRecord, _document(store, release_id).value, name)
 
 
 def trusted_record(store: ArtifactStore, release_id: str) -> ReleaseRecord:
@@ -109,11 +102,11 @@ def trusted_record(store: ArtifactStore, release_id: str) -> ReleaseRecord:
         ConfigError: There is no such release.
         IntegrityError: The record cannot be understood, is another release's, or is not signed as the store requires.
     """
-    document = _document(store, release_id)
-    require_signed(store, release_record_name(release_id), document)
-    record = _understood(document, release_id)
+    name, document = release_record_name(release_id), _document(store, release_id)
+    require_signed(store, name, document)
+    record = understood(ReleaseRecord, document.value, name)
     if record.release_id != release_id:
-        raise refusal(store, release_record_name(release_id), f"it is of release {record.release_id}")
+        raise refusal(store, name, f"it is of release {record.release_id}")
     return record
 
 
@@ -122,10 +115,3 @@ def _document(store: ArtifactStore, release_id: str) -> Document:
     if document is None:
         raise ConfigError(f"no release {release_id!r} in {store.uri}", hint="`llm-pipeline ls` lists them")
     return document
-
-
-def _understood(document: Document, release_id: str) -> ReleaseRecord:
-    try:
-        return ReleaseRecord.model_validate(document.value)
-    except ValidationError as error:
-        raise IntegrityError(f"the record of release {release_id} is not valid: {error}") from error

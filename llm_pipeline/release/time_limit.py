@@ -3,7 +3,7 @@
 A stage that hangs (a driver, a network file system, a server that never answers) would hold its GPUs and its release
 for ever. Its process ends itself, so that the limit holds in every runner and without whoever started it. One that is
 stopped, or stuck where Python does not run, writes no more line: `runners/runners.py` ends it from outside.
-`release/time_limits.py` says how long a stage may take.
+`time_limit` says how long a stage may take: by the plan and the policy, or more where its own settings need it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ from llm_pipeline.base.errors import StageOutOfTime
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.progress import last_progress
 from llm_pipeline.base.quantities import duration
+from llm_pipeline.config.release import ResolvedRelease
+from llm_pipeline.loadtest.duration import session_seconds
 from llm_pipeline.release.contract import TimeLimit
+from llm_pipeline.release.flow import step_named
+from llm_pipeline.release.step import Work
 
 GRACE_SECONDS = 120.0
 """How long a stage may take to end properly once its time is over."""
@@ -47,23 +51,35 @@ def ended_by(limit: TimeLimit, give_up: Callable[[StageOutOfTime], None]) -> Ite
     Raises:
         OutOfTime: The time is over.
     """
-    ended, main = threading.Event(), threading.get_ident()
-    clock = _Clock(limit)
+    ended, main, began = threading.Event(), threading.get_ident(), time.monotonic()
+
+    def progress() -> float | None:
+        latest = last_progress()
+        return latest if latest is not None and latest > began else None
+
+    def seconds_left() -> float:
+        latest = progress()
+        over = began + limit.seconds if latest is None else latest + limit.stall_seconds
+        return min(over, began + limit.longest_seconds) - time.monotonic()
+
+    def error() -> StageOutOfTime:
+        now, latest = time.monotonic(), progress()
+        return out_of_time(limit, ran=now - began, silent=None if latest is None else now - latest)
 
     def watch() -> None:
         next_line = time.monotonic() + limit.seconds
-        while (left := clock.seconds_left()) > 0:
+        while (left := seconds_left()) > 0:
             if ended.wait(min(left, limit.stall_seconds / _LOOKS)):
                 return
-            if time.monotonic() >= next_line and clock.seconds_left() > 0:  # whoever watches from outside hears it
+            if time.monotonic() >= next_line and seconds_left() > 0:  # whoever watches from outside hears it
                 log.info("it takes longer than its time limit, and goes on for it makes progress", limit=limit.basis)
                 next_line += limit.seconds
         signal.pthread_kill(main, signal.SIGALRM)
         if not ended.wait(GRACE_SECONDS):
-            give_up(clock.error())
+            give_up(error())
 
     def time_is_over(_signal: int, _frame: FrameType | None) -> NoReturn:
-        raise OutOfTime(clock.error())
+        raise OutOfTime(error())
 
     watchdog = threading.Thread(target=watch, name="time limit", daemon=True)
     before = signal.signal(signal.SIGALRM, time_is_over)
@@ -97,26 +113,61 @@ def out_of_time(limit: TimeLimit, *, ran: float, silent: float | None) -> StageO
     )
 
 
-class _Clock:
-    """How much of its time a stage has left."""
+_HOUR = 3600.0
+_FACTOR = 4.0
+"""The limit of a stage, in times what the plan expects of it; it hangs if it does not get on for that part of it."""
 
-    def __init__(self, limit: TimeLimit) -> None:
-        self._limit = limit
-        self._began = time.monotonic()
+_LEAST_SECONDS = _HOUR / 2
+_UNPLANNED_SECONDS = 4 * _HOUR
+"""Of a stage of which the plan expects nothing."""
 
-    def seconds_left(self) -> float:
-        """Until it is over, if it does not get on before."""
-        latest = self._progress()
-        over = self._began + self._limit.seconds
-        if latest is not None:
-            over = latest + self._limit.stall_seconds
-        return min(over, self._began + self._limit.longest_seconds) - time.monotonic()
+_LOAD_TEST_FACTOR = 5.0
+"""Extensions, more rounds of the comparison and waits between windows, by the shortest session."""
 
-    def error(self) -> StageOutOfTime:
-        """What to say when it is over."""
-        now, latest = time.monotonic(), self._progress()
-        return out_of_time(self._limit, ran=now - self._began, silent=None if latest is None else now - latest)
 
-    def _progress(self) -> float | None:
-        latest = last_progress()
-        return latest if latest is not None and latest > self._began else None
+def time_limit(release: ResolvedRelease, stage: str, planned_seconds: float | None = None) -> TimeLimit:
+    """The time limit of one stage.
+
+    Args:
+        release: Its policy and settings.
+        stage: Name of the stage.
+        planned_seconds: What the plan expects of it for this subject; None where it expects nothing.
+    """
+    most, own = _HOUR * release.policy.longest_stage_hours, _own_seconds(release, stage)
+    if planned_seconds is None:
+        seconds, basis = _UNPLANNED_SECONDS, "of a stage of which nothing is planned"
+    else:
+        seconds, basis = _FACTOR * planned_seconds, f"{_FACTOR:g} x the planned {duration(planned_seconds)}"
+    if seconds < _LEAST_SECONDS:
+        seconds, basis = _LEAST_SECONDS, "the shortest of any stage"
+    if seconds > most:
+        seconds, basis = most, "the longest of any stage"
+    if own > seconds:
+        seconds, basis = own, "by the stage's own settings"
+    return TimeLimit(
+        seconds=seconds,
+        stall_seconds=min(seconds, max(_LEAST_SECONDS, seconds / _FACTOR, own)),
+        longest_seconds=max(most, own),
+        basis=basis,
+        setting=f"longest_stage_hours of policy {release.policy.name}",
+    )
+
+
+def _own_seconds(release: ResolvedRelease, stage: str) -> float:
+    """What the stage's own settings let it take; 0 where they say nothing."""
+    step = step_named(stage)
+    match step.work if step else None:
+        case Work.BAKE:
+            # the server's start, the warm-up, and a pause for as long as the step may wait for a person
+            canary, start = release.policy.canary, release.policy.staging.ready_timeout_seconds
+            waits = canary.maximum_bake_seconds + canary.pause_deadline_seconds + canary.drain_seconds
+            return _HOUR + start + waits
+        case Work.SERVER_START:
+            return _HOUR + release.policy.staging.ready_timeout_seconds
+        case Work.LOAD:
+            start = release.policy.staging.ready_timeout_seconds
+            return start + _LOAD_TEST_FACTOR * session_seconds(release.workload, release.policy.load_test)
+        case Work.BUILD:
+            return _HOUR + max(60.0 * target.build.time_limit_minutes for target in release.targets)
+        case _:
+            return 0.0

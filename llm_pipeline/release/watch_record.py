@@ -7,6 +7,7 @@ watch/<config>.json            the last decision, for people
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import Literal
 
 from pydantic import AwareDatetime
@@ -62,11 +63,8 @@ def claim_commit(store: ArtifactStore, config: str, claim: Claim) -> Claim:
         IntegrityError: The claim in the store cannot be understood.
         Transient: The store cannot be used now.
     """
-    name = claim_name(config, claim.commit)
-    if (known := read_claim(store, config, claim.commit)) is not None:
-        return known
     try:
-        store.write_document(name, claim.model_dump(mode="json"), None)
+        store.write_document(claim_name(config, claim.commit), claim.model_dump(mode="json"), None)
     except Conflict:
         known = read_claim(store, config, claim.commit)
         if known is None:
@@ -112,10 +110,8 @@ def write_status(store: ArtifactStore, status: WatchStatus) -> None:
     """
     name = _status_name(status.config)
     known = store.read_document(name)
-    try:
+    with suppress(Conflict):
         store.write_document(name, status.model_dump(mode="json"), known.revision if known else None)
-    except Conflict:
-        return
 
 
 def read_status(store: ArtifactStore, config: str) -> WatchStatus | None:

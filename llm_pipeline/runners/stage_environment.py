@@ -22,7 +22,7 @@ from llm_pipeline.base.plain_environment import gpu_variables, is_plain
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.store import StoreModel
 from llm_pipeline.release.contract import StageRequest
-from llm_pipeline.release.registry import load_stage
+from llm_pipeline.release.execute import load_stage
 from llm_pipeline.runners.runner import STAGE_VARIABLES
 
 _NAMED_BY = frozenset({"token_variable", "password_variable", "api_key_variable"})

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
-from llm_pipeline.base.logging import Lines, get_logger
-from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.release import Evaluation
-from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
-from llm_pipeline.stages.request_parts import kept_answers, scored_data
+from llm_pipeline.release.contract import Inputs, Stage, StageContext, StageOutput
+from llm_pipeline.stages.request_parts import evaluation_output, kept_answers, scored_data
 
 if TYPE_CHECKING:
     from llm_pipeline.release_progress import ReleaseProgress
-
-log = get_logger(__name__)
 
 
 class AccuracyConfig(ConfigModel):
@@ -37,24 +32,16 @@ def run(context: StageContext[AccuracyConfig]) -> StageOutput:
     """Ask the candidate until it can be judged."""
     # here: numpy loads slowly, and a result that is reused does not need it
     from llm_pipeline.accuracy.evaluate import evaluate_candidate
-    from llm_pipeline.accuracy.table import format_evaluation
 
     config = context.config
-    policy = config.policy
     answers = kept_answers(context, STAGE, config.evaluation)
     evaluated, judgement = evaluate_candidate(
-        context.inputs, config.evaluation, policy, config.dtype, context.workdir, answers=answers
+        context.inputs, config.evaluation, config.policy, config.dtype, context.workdir, answers=answers
     )
-    log.info(Lines(f"scores:{format_evaluation(evaluated.summary, policy)}"))
-    return StageOutput(
-        artifacts={"evaluation": Produced("evaluation", evaluated.directory)},
-        metrics=evaluated.metrics(),
-        judgement=judgement,
-        tool_seconds=evaluated.tool_seconds,
-    )
+    return evaluation_output(evaluated, judgement, config.policy)
 
 
-def request(flow: ReleaseProgress, subject: str) -> tuple[AccuracyConfig, Mapping[str, ArtifactRef]]:
+def request(flow: ReleaseProgress, subject: str) -> tuple[AccuracyConfig, Inputs]:
     """What the stage is given."""
     config = AccuracyConfig(
         evaluation=flow.release.evaluation.asked,
@@ -75,6 +62,5 @@ STAGE = Stage(
     config=AccuracyConfig,
     request=request,
     run=run,
-    environment="model",
     tools=("lm_eval", "torch", "transformers", "tokenizers", "datasets"),
 )

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
-from llm_pipeline.base.logging import Lines, get_logger
-from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.release import CheckpointEvaluation, Evaluation
-from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
-from llm_pipeline.stages.request_parts import kept_answers, scored_data
+from llm_pipeline.release.contract import Inputs, Stage, StageContext, StageOutput
+from llm_pipeline.stages.request_parts import evaluation_output, kept_answers, scored_data
 
 if TYPE_CHECKING:
     from llm_pipeline.release_progress import ReleaseProgress
-
-log = get_logger(__name__)
 
 
 class BaselineConfig(CheckpointEvaluation):
@@ -38,20 +33,14 @@ def run(context: StageContext[BaselineConfig]) -> StageOutput:
     """Evaluate the checkpoint as it was downloaded."""
     # here: numpy loads slowly, and a result that is reused does not need it
     from llm_pipeline.accuracy.evaluate import evaluate_baseline
-    from llm_pipeline.accuracy.table import format_evaluation
 
     config = context.config
     answers = kept_answers(context, STAGE, config)
     evaluated = evaluate_baseline(context.inputs, config, config.dtype, context.workdir, answers=answers)
-    log.info(Lines(f"scores:{format_evaluation(evaluated.summary)}"))
-    return StageOutput(
-        artifacts={"evaluation": Produced("evaluation", evaluated.directory)},
-        metrics=evaluated.metrics(),
-        tool_seconds=evaluated.tool_seconds,
-    )
+    return evaluation_output(evaluated)
 
 
-def request(flow: ReleaseProgress, _subject: str) -> tuple[BaselineConfig, Mapping[str, ArtifactRef]]:
+def request(flow: ReleaseProgress, _subject: str) -> tuple[BaselineConfig, Inputs]:
     """What the stage is given."""
     config = BaselineConfig.of(flow.release.evaluation, flow.release.baseline.dtype)
     return config, {"checkpoint": flow.artifact("download", "", "checkpoint"), **scored_data(flow)}
@@ -63,7 +52,6 @@ STAGE = Stage(
     config=BaselineConfig,
     request=request,
     run=run,
-    environment="model",
     tools=("lm_eval", "torch", "transformers", "tokenizers", "datasets"),
     places=frozenset({"batch_size"}),
 )

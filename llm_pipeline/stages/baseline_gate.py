@@ -6,7 +6,7 @@ It reads what the baseline scored and asks nothing again: another range costs se
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,8 +17,7 @@ from llm_pipeline.artifacts.items import ScoredItem, read_items
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.release import ExpectedScore
-from llm_pipeline.release.contract import Stage, StageContext, StageOutput, StageResult
-from llm_pipeline.store import ArtifactStore
+from llm_pipeline.release.contract import Inputs, Stage, StageContext, StageOutput, StageResult
 
 if TYPE_CHECKING:
     from llm_pipeline.release_progress import ReleaseProgress
@@ -72,7 +71,7 @@ def _asked_alike(production: Path, now: EvaluationSummary) -> list[ScoredItem]:
     return [item for item in read_items(production) if item.task in alike]
 
 
-def request(flow: ReleaseProgress, _subject: str) -> tuple[BaselineGateConfig, Mapping[str, ArtifactRef]]:
+def request(flow: ReleaseProgress, _subject: str) -> tuple[BaselineGateConfig, Inputs]:
     """What the stage is given."""
     baseline = flow.artifact("baseline", "", "evaluation")
     inputs = {"baseline": baseline}
@@ -87,6 +86,7 @@ def request(flow: ReleaseProgress, _subject: str) -> tuple[BaselineGateConfig, M
 
 def _baseline_before(flow: ReleaseProgress) -> ArtifactRef | None:
     """The baseline of the release in production, or of the one before it if that is this release; None for neither."""
+    from llm_pipeline.release.execute import results_name
     from llm_pipeline.store.place_state import read_place
 
     for target in flow.targets:
@@ -94,23 +94,12 @@ def _baseline_before(flow: ReleaseProgress) -> ArtifactRef | None:
         for pointer in (known.production, known.previous):
             if pointer is None or pointer.release_id == flow.record.release_id:
                 continue
-            found = _baseline_of(flow.store, pointer.release_id)
-            if found is not None and flow.store.exists(found):
-                return found
+            document = flow.store.read_document(results_name(pointer.release_id, "baseline", ""))
+            with suppress(ValidationError):  # of a version whose results were others
+                found = StageResult.model_validate(document.value).artifacts.get("evaluation") if document else None
+                if found is not None and flow.store.exists(found):
+                    return found
     return None
 
 
-def _baseline_of(store: ArtifactStore, release_id: str) -> ArtifactRef | None:
-    """The baseline's evaluation of a release; None where this version finds none."""
-    from llm_pipeline.release.execute import results_name
-
-    document = store.read_document(results_name(release_id, "baseline", ""))
-    try:
-        return StageResult.model_validate(document.value).artifacts.get("evaluation") if document else None
-    except ValidationError:
-        return None
-
-
-STAGE = Stage(
-    name="baseline_gate", version=4, config=BaselineGateConfig, request=request, run=run, environment="control"
-)
+STAGE = Stage(name="baseline_gate", version=4, config=BaselineGateConfig, request=request, run=run)

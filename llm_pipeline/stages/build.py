@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from llm_pipeline.artifacts.checkpoint_directory import check_directory
-from llm_pipeline.artifacts.engine_description import EngineFacts
 from llm_pipeline.artifacts.golden import golden_from_items
 from llm_pipeline.artifacts.items import read_items
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.base.records import ArtifactRef, Metric
+from llm_pipeline.base.records import Metric
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import BaselinePrecision, BuildInputs, engine_adapter, engine_builder
-from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
+from llm_pipeline.release.contract import Inputs, Produced, Stage, StageContext, StageOutput
 from llm_pipeline.stages.request_parts import GOLDEN_MAXIMUM_TOKENS
 
 if TYPE_CHECKING:
@@ -54,10 +52,23 @@ def run(context: StageContext[BuildConfig]) -> StageOutput:
     builder = engine_builder(target.engine, target.engine_options)
     import_seconds = time.monotonic() - started
     facts = builder.build(_inputs(context), destination)
-    _report(facts)
+    details: dict[str, Any] = facts.details
+    log.info("built the engine", megabytes=facts.bytes / 1e6, weight_format=facts.weight_format,
+             artifact_quantization=facts.quantization or "none", **details)  # fmt: skip
+    if facts.single_stream_tokens_per_second is not None:
+        log.info("measured a short generation", single_stream_tokens_per_second=facts.single_stream_tokens_per_second,
+                 batched_tokens_per_second=facts.batched_tokens_per_second, sequences=facts.batched_sequences,
+                 device=facts.device)  # fmt: skip
+    metrics: dict[str, Metric] = {
+        "engine_bytes": facts.bytes,
+        **facts.model_dump(exclude={"versions", "seconds", "bytes", "details"}),
+        **facts.details,
+        "seconds_import": round(import_seconds, 3),
+        **{f"seconds_{phase}": seconds for phase, seconds in facts.seconds.items()},
+    }
     return StageOutput(
         artifacts={"engine": Produced("engine", destination)},
-        metrics=_metrics(facts, import_seconds),
+        metrics=metrics,
         tool_seconds=import_seconds + sum(facts.seconds.values()),
     )
 
@@ -79,34 +90,12 @@ def _inputs(context: StageContext[BuildConfig]) -> BuildInputs:
     )
 
 
-def _report(facts: EngineFacts) -> None:
-    details: dict[str, Any] = facts.details
-    log.info("built the engine", megabytes=facts.bytes / 1e6, weight_format=facts.weight_format,
-             artifact_quantization=facts.quantization or "none", **details)  # fmt: skip
-    if facts.single_stream_tokens_per_second is not None:
-        log.info("measured a short generation", single_stream_tokens_per_second=facts.single_stream_tokens_per_second,
-                 batched_tokens_per_second=facts.batched_tokens_per_second, sequences=facts.batched_sequences,
-                 device=facts.device)  # fmt: skip
-
-
-def _metrics(facts: EngineFacts, import_seconds: float) -> dict[str, Metric]:
-    document = facts.model_dump(exclude={"versions", "seconds", "bytes", "details"})
-    phases = {f"seconds_{phase}": seconds for phase, seconds in facts.seconds.items()}
-    return {
-        "engine_bytes": facts.bytes,
-        **document,
-        **facts.details,
-        "seconds_import": round(import_seconds, 3),
-        **phases,
-    }
-
-
 def _tools(config: BuildConfig) -> tuple[str, ...]:
     """What compiles here; a target with a runtime names its version and container, and both are in the config."""
     return engine_adapter(config.target.engine).tools
 
 
-def request(flow: ReleaseProgress, subject: str) -> tuple[BuildConfig, Mapping[str, ArtifactRef]]:
+def request(flow: ReleaseProgress, subject: str) -> tuple[BuildConfig, Inputs]:
     """What the stage is given."""
     target, recipe = flow.target(subject), flow.chosen_recipe(subject)
     quantized = flow.result("quantize", recipe).artifacts
@@ -125,6 +114,5 @@ STAGE = Stage(
     config=BuildConfig,
     request=request,
     run=run,
-    environment="model",
     tools=_tools,
 )

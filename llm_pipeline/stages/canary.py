@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeGuard
 
 from llm_pipeline.base.errors import Fenced
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.base.records import ArtifactRef, Metric
+from llm_pipeline.base.records import Metric
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.canary.controller import CanaryController
 from llm_pipeline.canary.metrics import open_source
@@ -17,7 +16,6 @@ from llm_pipeline.canary.record import (
     LEASE_SECONDS,
     CanaryJournal,
     CanaryPlan,
-    CanaryRecord,
     judged_by_others,
     lease_name,
     read_canary_record,
@@ -26,7 +24,6 @@ from llm_pipeline.canary.router import CountsAttempts, Patience, TrafficRouter, 
 from llm_pipeline.canary.slots import RECOGNISED, ServedPlace, SlotControl, slot_endpoint
 from llm_pipeline.canary.timeline import write_timeline
 from llm_pipeline.canary.traffic import CountedTraffic, LoggedTraffic, Traffic
-from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.model import Fraction, Percent
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.config.release import Drill
@@ -34,7 +31,7 @@ from llm_pipeline.config.router_place import RouterModel
 from llm_pipeline.config.workload import Workload, longest
 from llm_pipeline.operations.decisions import require_production_approved
 from llm_pipeline.operations.switching import start
-from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
+from llm_pipeline.release.contract import Inputs, Produced, Stage, StageContext, StageOutput
 from llm_pipeline.release.datasets import PROMPTS_DATASET
 from llm_pipeline.release.trusted_pointers import require_served
 from llm_pipeline.stages.place_config import SlotsConfig, place_of
@@ -84,16 +81,17 @@ def run(context: StageContext[CanaryConfig]) -> StageOutput:
     production = serving.pointer if serving else None
     if serving is not None:
         require_served(context.store, serving.model_id, config.target, serving.pointer)
-    compared = production is not None and production.repository != candidate
-    # before the clock, and replays only beside production: what sends requests loads slowly
-    replays = _replays(context) if compared else _no_replay
-    started = time.monotonic()
     router = config.open_router(production.slot if production else "blue", owner="first-start")
+    patience = Patience.with_router(config.place.router)
     if production is not None:
         name_release(router, production.slot, production.release_id)
-    if production is not None and production.repository == candidate:
-        _start(context, router, slots)
-        return StageOutput(judgement=_already_there(candidate))
+    if production is not None and production.repository == candidate:  # what is released serves already: it must answer
+        start(ServedPlace(context.store, config.model_id, config.target, router, slots, patience), lambda _: router)
+        detail = f"production already serves {candidate}: no traffic was shifted"
+        fact = Evidence(name="already in production", verdict=Verdict.GO, measured=1.0, samples=1, detail=detail)
+        return StageOutput(judgement=judge("already in production", [fact]))
+    replay = _replay(context, router) if production is not None else None  # before the clock: it imports what is slow
+    started = time.monotonic()
     plan = CanaryPlan(
         release_id=context.request.release_id,
         run=config.run,
@@ -101,19 +99,11 @@ def run(context: StageContext[CanaryConfig]) -> StageOutput:
         candidate=candidate,
         production=production,
         policy=config.policy,
-        patience=Patience.with_router(config.place.router),
+        patience=patience,
     )
-    replay = replays(router)
     with replay or contextlib.nullcontext():
         judgement = _judge(context, plan, router, slots)
-    return _output(context, _with_replayed(context, judgement, replay), router, time.monotonic() - started)
-
-
-def _start(context: StageContext[CanaryConfig], router: TrafficRouter, slots: SlotControl) -> None:
-    """What is released serves already: have it answer."""
-    config = context.config
-    patience = Patience.with_router(config.place.router)
-    start(ServedPlace(context.store, config.model_id, config.target, router, slots, patience), lambda _: router)
+    return _output(context, judgement, replay, router, time.monotonic() - started)
 
 
 def _judge(
@@ -123,7 +113,12 @@ def _judge(
     slots: SlotControl,
 ) -> Judgement:
     """Drive the step to its end, whoever ends it."""
-    config, traffic = context.config, _traffic(context.config.place, router)
+    config, place = context.config, context.config.place
+    traffic: Traffic
+    if place.metrics is None:
+        traffic = LoggedTraffic(access_log_of(router))
+    else:
+        traffic = CountedTraffic(open_source(place.metrics, place.router, router))
     journal = CanaryJournal(context.store, plan.release_id, plan.target)
     try:
         with Lease(context.store, lease_name(plan.target), seconds=LEASE_SECONDS) as lease:
@@ -143,100 +138,69 @@ def can_replay(router: TrafficRouter, place: RouterModel) -> TypeGuard[CountsAtt
     return isinstance(router, CountsAttempts) and place.users_url() != ""
 
 
-def _no_replay(_router: TrafficRouter) -> None:
-    return None
-
-
-def _replays(context: StageContext[CanaryConfig]) -> Callable[[TrafficRouter], Replay | None]:
-    """Makes traffic of the canary's own for a router, where the policy wants it and the users' port is known."""
-    config = context.config
-    rate, place = config.policy.replay_requests_per_second, config.place.router
+def _replay(context: StageContext[CanaryConfig], router: TrafficRouter) -> Replay | None:
+    """Traffic of the canary's own, where the policy wants it and the users' port is known."""
+    config, place = context.config, context.config.place.router
+    rate = config.policy.replay_requests_per_second
     if rate == 0.0:
-        return _no_replay
+        return None
+    if not can_replay(router, place):
+        log.warning("nothing is replayed: the users' port of this router is not known here", kind=place.kind)
+        return None
     from llm_pipeline.canary.replay import Replay
     from llm_pipeline.loadtest.prompts import read_prompts
     from llm_pipeline.loadtest.workload import locate_prompts
 
     prompts = read_prompts(locate_prompts(config.workload, context.inputs["prompts"]))
-
-    def replay(router: TrafficRouter) -> Replay | None:
-        if not can_replay(router, place):
-            log.warning("nothing is replayed: the users' port of this router is not known here", kind=place.kind)
-            return None
-        return Replay(
-            slot_endpoint(config.place.blue).model_copy(update={"url": place.users_url(), "ca_file": None}),
-            [prompt.text for prompt in prompts],
-            maximum_tokens=longest(config.workload.output_tokens),
-            rate_per_second=rate,
-            attempts=router.attempts,
-            trusted=place.users_certificate(),
-        )
-
-    return replay
-
-
-def _with_replayed(context: StageContext[CanaryConfig], judgement: Judgement, replay: Replay | None) -> Judgement:
-    """The judgement, with how many of the step's requests were no users'."""
-    record = read_canary_record(context.store, context.request.release_id, context.config.target)
-    step = record.analysis.step if record is not None and record.analysis is not None else None
-    if replay is None or record is None or step is None:
-        return judgement
-    requests = step.candidate.requests + step.stable.requests
-    replayed = min(replay.sent_since(record.step_began_at), requests)
-    if not replayed:
-        return judgement
-    words = f"{replayed} of {requests} requests were replayed prompts of the workload"
-    return judgement.model_copy(update={"summary": f"{judgement.summary}; {words}"})
-
-
-def _output(
-    context: StageContext[CanaryConfig], judgement: Judgement, router: TrafficRouter, live_seconds: float
-) -> StageOutput:
-    record = read_canary_record(context.store, context.request.release_id, context.config.target)
-    if record is None:
-        return StageOutput(judgement=judgement)
-    directory = context.workdir / "canary"
-    access_log = access_log_of(router) if context.config.place.metrics is None else None
-    write_timeline(directory, record, access_log)
-    return StageOutput(
-        artifacts={"canary": Produced("canary", directory)},
-        metrics=_metrics(record),
-        judgement=judgement,
-        tool_seconds=live_seconds,
+    return Replay(
+        slot_endpoint(config.place.blue).model_copy(update={"url": place.users_url(), "ca_file": None}),
+        [prompt.text for prompt in prompts],
+        maximum_tokens=longest(config.workload.output_tokens),
+        rate_per_second=rate,
+        attempts=router.attempts,
+        trusted=place.users_certificate(),
     )
 
 
-def _traffic(place: TargetPlace, router: TrafficRouter) -> Traffic:
-    """Counts of the source that the place names, or the router's own log."""
-    if place.metrics is None:
-        return LoggedTraffic(access_log_of(router))
-    return CountedTraffic(open_source(place.metrics, place.router, router))
-
-
-def _metrics(record: CanaryRecord) -> dict[str, Metric]:
-    metrics: dict[str, Metric] = {"phase": record.phase.value, "passed_percent": record.passed_percent}
-    metrics["attempt"] = record.attempt
+def _output(
+    context: StageContext[CanaryConfig],
+    judgement: Judgement,
+    replay: Replay | None,
+    router: TrafficRouter,
+    live_seconds: float,
+) -> StageOutput:
+    """The judgement, which says how many of the step's requests were no users', and the canary's record."""
+    record = read_canary_record(context.store, context.request.release_id, context.config.target)
+    if record is None:
+        return StageOutput(judgement=judgement)
+    metrics: dict[str, Metric] = {
+        "phase": record.phase.value,
+        "passed_percent": record.passed_percent,
+        "attempt": record.attempt,
+    }
     step = record.analysis.step if record.analysis else None
     if step is not None:
         metrics["candidate_requests"] = step.candidate.requests
         metrics["stable_requests"] = step.stable.requests
         metrics["candidate_errors"] = step.candidate.failed
         metrics["lost_requests"] = step.candidate.lost + step.stable.lost
-    return metrics
-
-
-def _already_there(candidate: ArtifactRef) -> Judgement:
-    fact = Evidence(
-        name="already in production",
-        verdict=Verdict.GO,
-        measured=1.0,
-        samples=1,
-        detail=f"production already serves {candidate}: no traffic was shifted",
+        requests = step.candidate.requests + step.stable.requests
+        replayed = min(replay.sent_since(record.step_began_at), requests) if replay is not None else 0
+        if replayed:
+            words = f"{replayed} of {requests} requests were replayed prompts of the workload"
+            judgement = judgement.model_copy(update={"summary": f"{judgement.summary}; {words}"})
+    directory = context.workdir / "canary"
+    access_log = access_log_of(router) if context.config.place.metrics is None else None
+    write_timeline(directory, record, access_log)
+    return StageOutput(
+        artifacts={"canary": Produced("canary", directory)},
+        metrics=metrics,
+        judgement=judgement,
+        tool_seconds=live_seconds,
     )
-    return judge("already in production", [fact])
 
 
-def request(flow: ReleaseProgress, subject: str) -> tuple[CanaryConfig, Mapping[str, ArtifactRef]]:
+def request(flow: ReleaseProgress, subject: str) -> tuple[CanaryConfig, Inputs]:
     """What the stage is given."""
     target, _, percent = subject.partition(":")
     config = CanaryConfig(
@@ -256,6 +220,4 @@ def request(flow: ReleaseProgress, subject: str) -> tuple[CanaryConfig, Mapping[
     return config, inputs
 
 
-STAGE = Stage(
-    name="canary", version=1, config=CanaryConfig, request=request, run=run, environment="control", reusable=False
-)
+STAGE = Stage(name="canary", version=1, config=CanaryConfig, request=request, run=run)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.base.records import ArtifactRef, Metric
+from llm_pipeline.base.records import Metric
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.release.candidate import Candidate
 from llm_pipeline.release.choice import CostTrial, RecipeAttempt, choose_by_cost, choose_recipe
-from llm_pipeline.release.contract import Stage, StageContext, StageOutput
+from llm_pipeline.release.contract import Inputs, Stage, StageContext, StageOutput
 
 if TYPE_CHECKING:
     from llm_pipeline.release_progress import ReleaseProgress
@@ -50,7 +49,7 @@ def run(context: StageContext[ChooseConfig]) -> StageOutput:
     return StageOutput(metrics=metrics, judgement=judgement)
 
 
-def request(flow: ReleaseProgress, subject: str) -> tuple[ChooseConfig, Mapping[str, ArtifactRef]]:
+def request(flow: ReleaseProgress, subject: str) -> tuple[ChooseConfig, Inputs]:
     """What the stage is given."""
     ladder = flow.record.ladders.get(subject, ())
     attempts = tuple(filter(None, (_attempt(flow, recipe) for recipe in ladder)))
@@ -77,6 +76,4 @@ def _attempt(flow: ReleaseProgress, recipe: str) -> RecipeAttempt | None:
     return None
 
 
-STAGE = Stage(
-    name="choose", version=7, config=ChooseConfig, request=request, run=run, environment="control", publishes=False
-)
+STAGE = Stage(name="choose", version=7, config=ChooseConfig, request=request, run=run, publishes=False)

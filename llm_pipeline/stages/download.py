@@ -11,13 +11,12 @@ from pydantic import Field
 
 from llm_pipeline.artifacts.pinned import HubFile, ObjectVersion, PinnedModel, Sha1
 from llm_pipeline.base.errors import IntegrityError
-from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.deployment import HubAccess
 from llm_pipeline.config.model import ConfigModel, HubId
 from llm_pipeline.config.release import ModelSource
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.reader import read_facts
-from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
+from llm_pipeline.release.contract import Inputs, Produced, Stage, StageContext, StageOutput
 
 if TYPE_CHECKING:
     from llm_pipeline.release_progress import ReleaseProgress
@@ -126,7 +125,7 @@ def _require_same(planned: ModelFacts, checkpoint: Path, sizes: Mapping[Any, Any
 CHECKPOINT = "checkpoint"
 
 
-def request(flow: ReleaseProgress, _subject: str) -> tuple[DownloadConfig, Mapping[str, ArtifactRef]]:
+def request(flow: ReleaseProgress, _subject: str) -> tuple[DownloadConfig, Inputs]:
     """What the stage is given."""
     record = flow.record
     return download_config(record.model, flow.release.model, flow.deployment.hub, record.facts), {}
@@ -138,6 +137,5 @@ STAGE = Stage(
     config=DownloadConfig,
     request=request,
     run=_run,
-    environment="control",
     places=frozenset({"source", "versions", "hub", "sizes", "facts"}),
 )

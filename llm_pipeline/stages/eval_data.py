@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
@@ -34,11 +34,10 @@ from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.durable import replace_durably
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.deployment import HubAccess
 from llm_pipeline.config.model import ConfigModel, DataSetName, Revision
 from llm_pipeline.config.release import CheckpointEvaluation, TaskOptions
-from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
+from llm_pipeline.release.contract import Inputs, Produced, Stage, StageContext, StageOutput
 from llm_pipeline.stages.request_parts import task_data
 
 if TYPE_CHECKING:
@@ -160,7 +159,7 @@ def _fetched(
     )
 
 
-def request(flow: ReleaseProgress, _subject: str) -> tuple[EvalDataConfig, Mapping[str, ArtifactRef]]:
+def request(flow: ReleaseProgress, _subject: str) -> tuple[EvalDataConfig, Inputs]:
     """What the stage is given."""
     evaluation, record = flow.release.evaluation, flow.record
     config = EvalDataConfig(
@@ -179,7 +178,6 @@ STAGE = Stage(
     config=EvalDataConfig,
     request=request,
     run=run,
-    environment="model",
     tools=("lm_eval", "datasets", "huggingface_hub"),
     places=frozenset({"source", "hub"}),
 )

@@ -307,7 +307,6 @@ STAGE = Stage(
     config=LoadTestConfig,
     request=request,
     run=run,
-    environment="control",
     tools=("httptools", "uvloop"),
     places=frozenset({"endpoint", "comparison"}),
     measures=True,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -15,13 +14,12 @@ from llm_pipeline.artifacts.golden import GOLDEN_FILE, golden_from_items, read_g
 from llm_pipeline.artifacts.items import read_items
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.release import Arguments
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.release.candidate import Candidate
-from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
+from llm_pipeline.release.contract import Inputs, Produced, Stage, StageContext, StageOutput
 from llm_pipeline.stages.request_parts import GOLDEN_MAXIMUM_TOKENS
 
 if TYPE_CHECKING:
@@ -111,7 +109,7 @@ def _facts(context: StageContext[PackageConfig]) -> dict[str, Fact]:
     }
 
 
-def request(flow: ReleaseProgress, subject: str) -> tuple[PackageConfig, Mapping[str, ArtifactRef]]:
+def request(flow: ReleaseProgress, subject: str) -> tuple[PackageConfig, Inputs]:
     """What the stage is given."""
     target, recipe = flow.target(subject), flow.chosen_recipe(subject)
     config = PackageConfig(
@@ -136,6 +134,5 @@ STAGE = Stage(
     config=PackageConfig,
     request=request,
     run=run,
-    environment="control",
     tools=("tritonclient",),
 )

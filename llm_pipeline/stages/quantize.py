@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -18,11 +17,11 @@ from pydantic import Field
 from llm_pipeline.base.collector import spare_tool
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.base.records import ArtifactRef, Metric
+from llm_pipeline.base.records import Metric
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.release import ready_checkpoint
-from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
+from llm_pipeline.release.contract import Inputs, Produced, Stage, StageContext, StageOutput
 from llm_pipeline.release.datasets import calibration_dataset
 from llm_pipeline.stages.download import CHECKPOINT, DownloadConfig, download_config, fetch
 
@@ -133,7 +132,7 @@ def _weight_bytes(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.glob("*.safetensors"))
 
 
-def request(flow: ReleaseProgress, subject: str) -> tuple[QuantizeConfig, Mapping[str, ArtifactRef]]:
+def request(flow: ReleaseProgress, subject: str) -> tuple[QuantizeConfig, Inputs]:
     """What the stage is given."""
     recipe, record = flow.release.recipe(subject), flow.record
     config = QuantizeConfig(recipe=recipe, dtype=flow.release.baseline.dtype)
@@ -163,7 +162,6 @@ STAGE = Stage(
     config=QuantizeConfig,
     request=request,
     run=run,
-    environment="model",
     tools=_tools,
     places=frozenset({"download"}),
 )

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from llm_pipeline.base.collector import sparing
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.model import ConfigModel
-from llm_pipeline.release.contract import Stage, StageContext, StageOutput
+from llm_pipeline.release.contract import Inputs, Stage, StageContext, StageOutput
 from llm_pipeline.release.record import report_name
 
 if TYPE_CHECKING:
@@ -53,7 +51,7 @@ def _index(store: ArtifactStore, release_id: str) -> None:
         log.warning("the release is not in the index of releases", reason=str(error))
 
 
-def request(_flow: ReleaseProgress, _subject: str) -> tuple[ReportConfig, Mapping[str, ArtifactRef]]:
+def request(_flow: ReleaseProgress, _subject: str) -> tuple[ReportConfig, Inputs]:
     """What the stage is given."""
     return ReportConfig(), {}
 
@@ -64,8 +62,6 @@ STAGE = Stage(
     config=ReportConfig,
     request=request,
     run=run,
-    environment="control",
     publishes=False,
     changes_release=False,
-    reusable=False,
 )

@@ -1,4 +1,4 @@
-"""What several stages are given: tasks' data, the answers that are known, and the servers of a target's place."""
+"""What several stages are given, and return: tasks' data, known answers, evaluations, and a place's servers."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_pipeline.base.digest import sha256_json
+from llm_pipeline.base.logging import Lines, get_logger
 from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.base.verdict import Judgement
 from llm_pipeline.config.endpoint import Endpoint
+from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.release import CheckpointEvaluation
-from llm_pipeline.release.contract import Stage, StageContext
+from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
 from llm_pipeline.release.datasets import TASKS_DATASET
 
 if TYPE_CHECKING:
+    from llm_pipeline.accuracy.evaluate import Evaluated
     from llm_pipeline.release_progress import ReleaseProgress
     from llm_pipeline.serving.kubernetes_manifests import ServedRelease
 
+log = get_logger(__name__)
 
 GOLDEN_MAXIMUM_TOKENS = 32
 """Output limit of the golden answers."""
@@ -39,6 +44,21 @@ def kept_answers(context: StageContext[Any], stage: Stage[Any], evaluation: Chec
     asked = evaluation.model_dump(mode="json", include=set(CheckpointEvaluation.model_fields))
     key = [inputs, asked, context.config.dtype, tool_versions(stage, context.config)]
     return folder / f"{sha256_json(key)}.jsonl"
+
+
+def evaluation_output(
+    evaluated: Evaluated, judgement: Judgement | None = None, policy: AccuracyPolicy | None = None
+) -> StageOutput:
+    """What a stage returns that scored a model; its scores are in the log."""
+    from llm_pipeline.accuracy.evaluation import format_evaluation
+
+    log.info(Lines(f"scores:{format_evaluation(evaluated.summary, policy)}"))
+    return StageOutput(
+        artifacts={"evaluation": Produced("evaluation", evaluated.directory)},
+        metrics=evaluated.metrics(),
+        judgement=judgement,
+        tool_seconds=evaluated.tool_seconds,
+    )
 
 
 def scored_data(flow: ReleaseProgress) -> dict[str, ArtifactRef]:

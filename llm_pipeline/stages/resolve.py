@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import Field, JsonValue
 
@@ -22,18 +22,16 @@ from llm_pipeline.config.model import ConfigModel, Line, Revision
 from llm_pipeline.config.overrides import Overrides
 from llm_pipeline.config.quantization import NAMED_SET, Calibration
 from llm_pipeline.config.release import ready_checkpoint
-from llm_pipeline.hub.download import DirectoryNeed, require_space
 from llm_pipeline.hub.model_card import license_change, require_license
 from llm_pipeline.planning.plan import plan_release
 from llm_pipeline.release.changes import changing
 from llm_pipeline.release.contract import Stage, StageContext, StageOutput
 from llm_pipeline.release.datasets import PROMPTS_DATASET, TASKS_DATASET, calibration_dataset
-from llm_pipeline.release.execute import key_content, read_stage_record, results_name
+from llm_pipeline.release.execute import results_name
 from llm_pipeline.release.loading import LoadedRelease, load_release
 from llm_pipeline.release.newest import newest_of_config, note_release
 from llm_pipeline.release.record import ReleaseRecord, read_release_record, release_record_name, step_key
 from llm_pipeline.stages.download import STAGE as DOWNLOAD
-from llm_pipeline.stages.download import download_config
 from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.provenance import Provenance, here
 from llm_pipeline.store.signed_documents import replace_document, write_signed
@@ -107,7 +105,6 @@ def run(context: StageContext[ResolveConfig]) -> StageOutput:
     source_seconds += time.monotonic() - clock
     for fetched in (model, *checkpoints.values()):
         require_license(fetched, loaded.release.model.licenses)
-    _require_space(context, loaded, model, sum(checkpoint.size for checkpoint in checkpoints.values()))
     before = released_before(context.store, loaded.release.name)
     changes = [license_change(before.model if before else None, model)]
     for recipe, checkpoint in checkpoints.items():
@@ -165,24 +162,6 @@ def run(context: StageContext[ResolveConfig]) -> StageOutput:
     )
 
 
-def _require_space(
-    context: StageContext[ResolveConfig], loaded: LoadedRelease, model: PinnedModel, checkpoints: int
-) -> None:
-    """The downloads go to the work directory and are copied into a store on a local disk."""
-    deployment = loaded.deployment
-    config = download_config(model, loaded.release.model, deployment.hub)
-    key = key_content(DOWNLOAD, config, {}, "").key
-    if (record := read_stage_record(context.store, key)) is not None and record.problem(key) is None:
-        return  # it is in the store already; what recipes fetch is checked before they do
-    work = Path(deployment.work_root) / DOWNLOAD.name / key[:24]
-    already = sum(path.stat().st_size for path in work.rglob("*") if path.is_file())
-    size = model.size + checkpoints
-    places = [DirectoryNeed("work_root", Path(deployment.work_root), max(0, size - already))]
-    if store := deployment.store.directory:
-        places.append(DirectoryNeed("store", store, size))
-    require_space(*places)
-
-
 def released_before(store: ArtifactStore, release_name: str) -> ReleaseRecord | None:
     """The newest release of a release config for which something was fetched.
 
@@ -215,10 +194,10 @@ def name_release(
 
 def _publish_datasets(context: StageContext[ResolveConfig], loaded: LoadedRelease) -> dict[str, ArtifactRef]:
     release, root = loaded.release, loaded.configs_root
-    published = {PROMPTS_DATASET: _publish(context, PROMPTS_DATASET, [_SourceFile(root / release.workload.prompts)])}
+    own = {PROMPTS_DATASET: root / release.workload.prompts}
     if release.evaluation.task_directory:
-        tasks = _SourceFile(root / release.evaluation.task_directory)
-        published[TASKS_DATASET] = _publish(context, TASKS_DATASET, [tasks])
+        own[TASKS_DATASET] = root / release.evaluation.task_directory
+    published = {name: _publish(context, name, [_SourceFile(path, path.name)]) for name, path in own.items()}
     for recipe in release.recipes:
         if recipe.calibration:
             name = calibration_dataset(recipe.name)
@@ -226,20 +205,20 @@ def _publish_datasets(context: StageContext[ResolveConfig], loaded: LoadedReleas
     return published
 
 
-@dataclass(frozen=True)
-class _SourceFile:
+class _SourceFile(NamedTuple):
     """A file or directory to publish, its name there, and where it is from when it is none of the release's own."""
 
     path: Path
-    name: str = ""
-    origin: Mapping[str, JsonValue] = field(default_factory=dict)
+    name: str
+    origin: Mapping[str, JsonValue] | None = None
 
 
 def _calibration_files(loaded: LoadedRelease, calibration: Calibration) -> list[_SourceFile]:
     found = []
     for source in calibration.sources:
         if not source.dataset.startswith(NAMED_SET):
-            found.append(_SourceFile(loaded.data_file(source.dataset)))
+            path = loaded.data_file(source.dataset)
+            found.append(_SourceFile(path, path.name))
             continue
         from llm_pipeline.hub.access import connect
         from llm_pipeline.hub.data_set_files import fetch_dataset_file
@@ -248,13 +227,8 @@ def _calibration_files(loaded: LoadedRelease, calibration: Calibration) -> list[
         access, kept = loaded.deployment.hub, Path(loaded.deployment.work_root) / "datasets"
         hub = connect(access.endpoint, access.token_variable)
         path, file = fetch_dataset_file(hub, wanted.dataset, wanted.revision, wanted.file, kept)
-        origin: dict[str, JsonValue] = {
-            "dataset": wanted.dataset,
-            "commit": wanted.revision,
-            "file": wanted.file,
-            "sha256": file.sha256 or sha256_file(path),
-        }
-        found.append(_SourceFile(path, wanted.file_name, origin))
+        of = {"dataset": wanted.dataset, "commit": wanted.revision, "file": wanted.file}
+        found.append(_SourceFile(path, wanted.file_name, {**of, "sha256": file.sha256 or sha256_file(path)}))
     return found
 
 
@@ -262,14 +236,13 @@ def _publish(context: StageContext[ResolveConfig], name: str, sources: Sequence[
     """One directory with the files; several of them are numbered, in their order."""
     staged = context.workdir / name
     shutil.rmtree(staged, ignore_errors=True)
-    names = [source.name or source.path.name for source in sources]
     if len(sources) == 1 and sources[0].path.is_dir():
         shutil.copytree(sources[0].path, staged, ignore=shutil.ignore_patterns("__pycache__", ".*"))
     else:
         staged.mkdir(parents=True)
-        for number, (source, file) in enumerate(zip(sources, names, strict=True)):
-            shutil.copy2(source.path, staged / (file if len(sources) == 1 else f"{number}-{file}"))
-    config: dict[str, JsonValue] = {"source": ", ".join(names)}
+        for number, source in enumerate(sources):
+            shutil.copy2(source.path, staged / (source.name if len(sources) == 1 else f"{number}-{source.name}"))
+    config: dict[str, JsonValue] = {"source": ", ".join(source.name for source in sources)}
     if origins := [dict(source.origin) for source in sources if source.origin]:
         config["origins"] = [*origins]
     ref = context.store.publish("dataset", staged, Provenance(config=config, **here()))
@@ -287,8 +260,6 @@ STAGE = Stage(
     version=2,
     config=ResolveConfig,
     run=run,
-    environment="control",
     reads=_configuration,
     tools=("huggingface_hub",),
-    reusable=False,
 )

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from llm_pipeline.base.records import ArtifactRef, Metric
+from llm_pipeline.base.records import Metric
 from llm_pipeline.canary.record import Phase
 from llm_pipeline.canary.router import Patience, router_as_it_is
 from llm_pipeline.canary.slots import ServedPlace, slot_servers
 from llm_pipeline.operations.rollback import ensure_rolled_back
-from llm_pipeline.release.contract import Stage, StageContext, StageOutput
+from llm_pipeline.release.contract import Inputs, Stage, StageContext, StageOutput
 from llm_pipeline.stages.place_config import SlotsConfig, place_of
 from llm_pipeline.stages.request_parts import server_software
 
@@ -43,7 +42,7 @@ def run(context: StageContext[RollbackConfig]) -> StageOutput:
     return StageOutput(metrics=metrics, tool_seconds=seconds)
 
 
-def request(flow: ReleaseProgress, subject: str) -> tuple[RollbackConfig, Mapping[str, ArtifactRef]]:
+def request(flow: ReleaseProgress, subject: str) -> tuple[RollbackConfig, Inputs]:
     """What the stage is given."""
     return RollbackConfig(**place_of(flow, subject), **server_software(flow, subject)), {}
 
@@ -54,7 +53,5 @@ STAGE = Stage(
     config=RollbackConfig,
     request=request,
     run=run,
-    environment="control",
     publishes=False,
-    reusable=False,
 )

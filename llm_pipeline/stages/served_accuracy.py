@@ -5,22 +5,17 @@ The engine compiler is a second quantizer, and tokenizers differ between runtime
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from llm_pipeline.base.logging import Lines, get_logger
-from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.release import Evaluation
-from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
-from llm_pipeline.stages.request_parts import scored_data, staging_endpoint
+from llm_pipeline.release.contract import Inputs, Stage, StageContext, StageOutput
+from llm_pipeline.stages.request_parts import evaluation_output, scored_data, staging_endpoint
 
 if TYPE_CHECKING:
     from llm_pipeline.release_progress import ReleaseProgress
-
-log = get_logger(__name__)
 
 
 class ServedAccuracyConfig(ConfigModel):
@@ -49,7 +44,6 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
     """
     # here: a result that is reused needs no numpy, which loads slowly
     from llm_pipeline.accuracy.evaluate import evaluate_served
-    from llm_pipeline.accuracy.table import format_evaluation
     from llm_pipeline.serving.endpoint_access import require_served
 
     config = context.config
@@ -58,16 +52,10 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
         context.inputs, config.evaluation, config.policy, config.endpoint, context.workdir
     )
     require_served(config.endpoint, config.repository_digest)
-    log.info(Lines(f"the server's scores:{format_evaluation(evaluated.summary, config.policy)}"))
-    return StageOutput(
-        artifacts={"evaluation": Produced("evaluation", evaluated.directory)},
-        metrics=evaluated.metrics(),
-        judgement=judgement,
-        tool_seconds=evaluated.tool_seconds,
-    )
+    return evaluation_output(evaluated, judgement, config.policy)
 
 
-def request(flow: ReleaseProgress, subject: str) -> tuple[ServedAccuracyConfig, Mapping[str, ArtifactRef]]:
+def request(flow: ReleaseProgress, subject: str) -> tuple[ServedAccuracyConfig, Inputs]:
     """What the stage is given."""
     config = ServedAccuracyConfig(
         endpoint=staging_endpoint(flow, subject),
@@ -84,7 +72,6 @@ STAGE = Stage(
     config=ServedAccuracyConfig,
     request=request,
     run=run,
-    environment="model",
     tools=("lm-eval", "aiohttp"),
     places=frozenset({"endpoint"}),
 )

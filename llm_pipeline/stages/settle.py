@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.router import Patience, TrafficRouter
 from llm_pipeline.config.model import Name
 from llm_pipeline.operations.upkeep import Promotion, promote
-from llm_pipeline.release.contract import Stage, StageContext, StageOutput
+from llm_pipeline.release.contract import Inputs, Stage, StageContext, StageOutput
 from llm_pipeline.stages.place_config import PlaceConfig, place_of
 from llm_pipeline.store.place_state import Pointer
 
@@ -62,7 +60,7 @@ def run(context: StageContext[SettleConfig]) -> StageOutput:
     )
 
 
-def request(flow: ReleaseProgress, subject: str) -> tuple[SettleConfig, Mapping[str, ArtifactRef]]:
+def request(flow: ReleaseProgress, subject: str) -> tuple[SettleConfig, Inputs]:
     """What the stage is given."""
     config = SettleConfig(**place_of(flow, subject), recipe=flow.chosen_recipe(subject))
     return config, {"repository": flow.artifact("package", subject, "repository")}
@@ -74,7 +72,5 @@ STAGE = Stage(
     config=SettleConfig,
     request=request,
     run=run,
-    environment="control",
     publishes=False,
-    reusable=False,
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from threading import Thread
@@ -12,13 +11,12 @@ from typing import TYPE_CHECKING
 
 from llm_pipeline.artifacts.golden import read_golden
 from llm_pipeline.base.errors import Transient
-from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.base.verdict import Judgement, Verdict
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.model import ConfigModel, Name
 from llm_pipeline.config.policy import StagingPolicy
 from llm_pipeline.config.server_place import ServerPlace, ServerPorts
 from llm_pipeline.config.target import Target
-from llm_pipeline.release.contract import Stage, StageContext, StageOutput
+from llm_pipeline.release.contract import Inputs, Stage, StageContext, StageOutput
 from llm_pipeline.serving.control import Candidate, ServerControl, StagedServer, StagingSlot, open_control
 from llm_pipeline.serving.endpoint_access import require_served
 from llm_pipeline.serving.kubernetes_manifests import ServedRelease
@@ -83,21 +81,29 @@ def run(context: StageContext[StagingConfig]) -> StageOutput:
         ServerFailed: The server ended at its start, or refused the model.
         ConfigError: A port is taken by somebody else, or the place is wrong.
     """
-    control = open_control(context.config.place, context.config.slot)
+    config = context.config
+    control = open_control(config.place, config.slot)
     server = _start(context, control)
     try:
-        judgement, seconds = _probe(context, server)
+        from llm_pipeline.serving.probes import probe
+
+        started = time.monotonic()
+        require_served(server.endpoint, server.digest)
+        golden = read_golden(context.inputs["repository"])
+        judgement = asyncio.run(probe(server.endpoint, golden, config.policy))
+        seconds = time.monotonic() - started
     except BaseException:
         control.stop()
         raise
     if judgement.verdict is not Verdict.GO:
         control.stop()
+    matched = [fact.measured for fact in judgement.evidence if fact.name == "golden outputs reproduced"]
     return StageOutput(
         metrics={
             "endpoint": server.endpoint.url,
             "ready_seconds": server.ready_seconds,
             "probe_seconds": round(seconds, 3),
-            "golden_match_fraction": _measured(judgement, "golden outputs reproduced"),
+            "golden_match_fraction": matched[0] if matched else None,
         },
         judgement=judgement,
         tool_seconds=server.ready_seconds + seconds,
@@ -125,21 +131,7 @@ def _start(context: StageContext[StagingConfig], control: ServerControl) -> Stag
         ) from busy
 
 
-def _probe(context: StageContext[StagingConfig], server: StagedServer) -> tuple[Judgement, float]:
-    from llm_pipeline.serving.probes import probe
-
-    golden = read_golden(context.inputs["repository"])
-    started = time.monotonic()
-    require_served(server.endpoint, server.digest)
-    judgement = asyncio.run(probe(server.endpoint, golden, context.config.policy))
-    return judgement, time.monotonic() - started
-
-
-def _measured(judgement: Judgement, name: str) -> float | None:
-    return next((fact.measured for fact in judgement.evidence if fact.name == name), None)
-
-
-def request(flow: ReleaseProgress, subject: str) -> tuple[StagingConfig, Mapping[str, ArtifactRef]]:
+def request(flow: ReleaseProgress, subject: str) -> tuple[StagingConfig, Inputs]:
     """What the stage is given."""
     config = StagingConfig(
         **server_slot(flow, subject),
@@ -155,8 +147,6 @@ STAGE = Stage(
     config=StagingConfig,
     request=request,
     run=run,
-    environment="control",
     publishes=False,
     places=frozenset({"place", "triton_home", "python", "state"}),
-    reusable=False,
 )

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.release.contract import Stage, StageContext, StageOutput
+from llm_pipeline.release.contract import Inputs, Stage, StageContext, StageOutput
 from llm_pipeline.serving.control import open_control
 from llm_pipeline.serving.triton_server import stop_server
 from llm_pipeline.stages.request_parts import server_slot
@@ -51,7 +49,7 @@ def run(context: StageContext[StagingDownConfig]) -> StageOutput:
     )
 
 
-def request(flow: ReleaseProgress, subject: str) -> tuple[StagingDownConfig, Mapping[str, ArtifactRef]]:
+def request(flow: ReleaseProgress, subject: str) -> tuple[StagingDownConfig, Inputs]:
     """What the stage is given."""
     comparison = flow.state_directory(subject, "comparison")
     return StagingDownConfig(**server_slot(flow, subject), comparison_state=comparison), {}
@@ -63,8 +61,6 @@ STAGE = Stage(
     config=StagingDownConfig,
     request=request,
     run=run,
-    environment="control",
     publishes=False,
     places=frozenset({"place", "state", "triton_home", "python", "comparison_state"}),
-    reusable=False,
 )

@@ -150,18 +150,6 @@ class ArtifactStore(Documents):
             raise self._not_whole(ref, [opened.manifest])
         return opened.manifest
 
-    def provenance(self, ref: ArtifactRef) -> Provenance:
-        """Where the artifact came from, as it was signed where signatures are required. No file of it is read.
-
-        Raises:
-            IntegrityError: As `manifest`, or the artifact is not signed as it must be.
-        """
-        opened = self._seals.open(ref)
-        problems = self._seals.problems(opened)
-        if problems or isinstance(opened.manifest, Difference):
-            raise self._not_whole(ref, problems)
-        return opened.manifest.provenance
-
     def exists(self, ref: ArtifactRef) -> bool:
         """Whether the artifact is there and marked complete (its bytes are not read)."""
         return self._blobs.get(f"{directory_of(ref)}/{COMPLETE_FILE}") is not None

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 from uuid import UUID
@@ -29,9 +30,11 @@ from llm_pipeline.base.errors import Terminal
 from llm_pipeline.base.logging import Lines
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.base.untrusted_text import markdown
+from llm_pipeline.canary import record
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.store import Store
 from llm_pipeline.notifications.event import answered, asked
+from llm_pipeline.operations.decisions import decide, put, read_decision
 from llm_pipeline.questions import approval_facts, planned_text, question_of, replaced, replaces_nothing
 from llm_pipeline.release.decision import Decision, decision_name
 from llm_pipeline.release.evidence_text import facts_table
@@ -43,9 +46,8 @@ from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.place_state import StepApproval, place_name
 from llm_pipeline_airflow.claim import claim_of
 from llm_pipeline_airflow.connections import config_with_secrets, fetch_secrets
-from llm_pipeline_airflow.faults import contained, refused
+from llm_pipeline_airflow.faults import contained, get_logger, refused
 from llm_pipeline_airflow.links import report_page
-from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.notifications import ReleaseNotifier, page_of, tell_canary
 from llm_pipeline_airflow.operators import RELEASE_ID_TEMPLATE
 from llm_pipeline_airflow.promotion import PromotionOrder
@@ -85,35 +87,27 @@ class AwaitedAnswer(Frozen):
     place: str = ""
     connections: dict[str, str] = Field(default={})
 
-    def found(self, value: object) -> bool | None:
+    @classmethod
+    def of(cls, deployment: Deployment, **awaited: Any) -> AwaitedAnswer:
+        """An answer in a deployment's store."""
+        return cls(store=deployment.store, connections=deployment.airflow_connections, **awaited)
+
+    def found(self, value: Mapping[str, Any]) -> bool | None:
         """Whether a document approves; None while it answers nothing, or another question."""
-        if isinstance(value, dict) and self.place:
-            answers = map(self.model_copy(update={"place": ""}).found, value.get("approvals", []))
-            return next((answer for answer in answers if answer is not None), None)
-        if not isinstance(value, dict) or any(value.get(name) != wanted for name, wanted in self.question.items()):
-            return None
-        return None if value.get("answer") in (None, "waiting") else value["answer"] == "approved"
+        for one in value["approvals"] if self.place else (value,):
+            same = all(one.get(name) == wanted for name, wanted in self.question.items())
+            if same and one.get("answer") not in (None, "waiting"):
+                return bool(one["answer"] == "approved")
+        return None
 
     def withdrawn(self, store: ArtifactStore) -> bool:
         """Whether the canary that is asked about was rolled back meanwhile."""
-        from llm_pipeline.canary.record import Phase, read_canary_record, runs_of
-
         if not self.place:
             return False
-        canary = read_canary_record(store, str(self.question["release_id"]), self.place)
-        if canary is None or canary.phase not in (Phase.ROLLING_BACK, Phase.ROLLED_BACK):
+        canary = record.read_canary_record(store, str(self.question["release_id"]), self.place)
+        if canary is None or canary.phase not in (record.Phase.ROLLING_BACK, record.Phase.ROLLED_BACK):
             return False
-        return self.question["run"] in runs_of(canary)
-
-
-def awaited_answer(
-    deployment: Deployment, document: str, question: Mapping[str, str | float], *, place: str = ""
-) -> AwaitedAnswer:
-    """What a trigger needs to know of an answer in a deployment's store."""
-    connections = deployment.airflow_connections
-    return AwaitedAnswer(
-        store=deployment.store, document=document, question=dict(question), place=place, connections=connections
-    )
+        return self.question["run"] in record.runs_of(canary)
 
 
 class DecisionTrigger(BaseTrigger):
@@ -132,13 +126,11 @@ class DecisionTrigger(BaseTrigger):
         self.ti_id, self.yes, self.no, self.until = str(ti_id), yes, no, until
         self._json = awaited
         self.awaited = AwaitedAnswer.model_validate_json(awaited)
-        self._store: ArtifactStore | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """The class and its arguments; see `BaseTrigger`."""
-        names = ("ti_id", "yes", "no", "until")
-        arguments = {"awaited": self._json, **{name: getattr(self, name) for name in names}}
-        return "llm_pipeline_airflow.approvals.DecisionTrigger", arguments
+        arguments = {name: getattr(self, name) for name in ("ti_id", "yes", "no", "until")}
+        return "llm_pipeline_airflow.approvals.DecisionTrigger", {"awaited": self._json, **arguments}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look every few seconds; a store that cannot be read now is asked again."""
@@ -163,8 +155,11 @@ class DecisionTrigger(BaseTrigger):
             )
         )
 
+    @cached_property
+    def _store(self) -> ArtifactStore:
+        return open_store(self.awaited.store)
+
     def _look(self) -> bool | None:
-        self._store = self._store or open_store(self.awaited.store)
         document = self._store.read_document(self.awaited.document)
         found = self.awaited.found(document.value) if document is not None else None
         return False if found is None and self.awaited.withdrawn(self._store) else found
@@ -207,13 +202,7 @@ class DecisionOperator(ApprovalOperator):
 
     def ask(self, context: Context, awaited: AwaitedAnswer) -> Any:
         """Write the request, then wait for an answer in Airflow's form or in the store."""
-        if self.parks:
-            try:
-                claim_of(config_with_secrets(self.config_path), context).park()
-            except Terminal as error:
-                raise refused(context, error.told) from error
-        else:
-            self.check_claim(context)
+        self.check_claim(context, parks=self.parks)
         log.info("%s", Lines(f"asking for a decision:\n{self.body}"))
         try:
             return super().execute(context)
@@ -247,14 +236,18 @@ class DecisionOperator(ApprovalOperator):
         answer, by = self._answer
         return (answered(origin, self.subject, subject=subject, answer=answer, by=by),)
 
-    def check_claim(self, context: Context) -> None:
-        """Make sure that this release may still go on.
+    def check_claim(self, context: Context, *, parks: bool = False) -> None:
+        """Make sure that this release may still go on, and record whether it waits for a person.
 
         Raises:
             Refused: It may not.
         """
+        claim = claim_of(config_with_secrets(self.config_path), context)
         try:
-            claim_of(config_with_secrets(self.config_path), context).check()
+            if parks:
+                claim.park()
+            else:
+                claim.check()
         except Terminal as error:
             raise refused(context, error.told) from error
 
@@ -303,8 +296,6 @@ class QuestionOperator(DecisionOperator):
 
     def execute(self, context: Context) -> Any:
         """Ask, if there is something to decide that nobody has decided yet."""
-        from llm_pipeline.operations.decisions import put
-
         self._told = True
         if not (self.gates and passed_targets(context, self.gates)):
             require_any(context, self.any_of)
@@ -330,7 +321,7 @@ class QuestionOperator(DecisionOperator):
             self.body += f"\n\n{approval_facts(flow, targets)}\n\n{self._links(context, flow, targets)}"
         name = decision_name(flow.record.release_id, self.step)
         same = {"run": decision.run, "evidence": decision.evidence}
-        return self.ask(context, awaited_answer(flow.deployment, name, same))
+        return self.ask(context, AwaitedAnswer.of(flow.deployment, document=name, question=same))
 
     def _write_draft(self, flow: ReleaseProgress) -> None:
         """Write the release's report as far as it goes, for whoever decides; the question waits for none that fails."""
@@ -360,8 +351,6 @@ class QuestionOperator(DecisionOperator):
         return self._act_on(context, decision, event)
 
     def _decision(self, context: Context, event: dict[str, Any]) -> Decision:
-        from llm_pipeline.operations.decisions import decide, read_decision
-
         flow = self.flow()
         known = read_decision(flow, self.step) if was_found_in_store(event) else None
         if known is not None and known.answer != "waiting":
@@ -421,62 +410,48 @@ class StepApprovalOperator(DecisionOperator):
         if replaces_nothing(flow, self.target):
             log.info("there is nothing to compare %s with: no question is asked", flow.record.release_id)
             return None
-        approval = self._question(flow)
-        if approval.answer != "waiting":
-            return self._obey(context, approval)
-        self.subject = f"Move {self.step:g} % of {self.target} to {flow.record.release_id}?"
-        self.body = self._body(flow)
-        question = approval.model_dump(mode="json", include={"release_id", "run", "percent", "question"})
         place = self._place(flow)
-        return self.ask(context, awaited_answer(flow.deployment, place_name(place), question, place=place))
-
-    def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
-        """Write the answer down, and act on the one that counts."""
-        from llm_pipeline.canary import record as approvals
-        from llm_pipeline.canary.record import answer
-
-        self.check_claim(context)
-        flow = self.flow()
-        if event.get("timedout"):
-            approval = approvals.time_out(flow.store, flow.record.release_id, self._place(flow), self.step)
-        elif was_found_in_store(event):
-            approval = approvals.read_approval(flow.store, flow.record.release_id, self._place(flow), self.step)
-        else:
-            told = answer(
-                flow.store,
-                flow.record.release_id,
-                self._place(flow),
-                self.step,
-                approved=event["chosen_options"] == [self.APPROVE],
-                by=who_answered(event),
-                run=flow.resolved_at.isoformat(),
-            )
-            approval = told.approval
-        tell_canary(flow.deployment, self._place(flow), flow.record.release_id, link=page_of(context))
-        return self._obey(context, approval)
-
-    def _place(self, flow: ReleaseProgress) -> str:
-        return flow.record.place_of(self.target)
-
-    def _question(self, flow: ReleaseProgress) -> StepApproval:
-        from llm_pipeline.canary import record as approvals
-
-        return approvals.ask(
+        approval = record.ask(
             flow.store,
             flow.record.release_id,
-            self._place(flow),
+            place,
             self.step,
             run=flow.resolved_at.isoformat(),
             question="begin",
             summary=f"step {self.step:g} % begins after an approval in Airflow",
             deadline_seconds=self.response_timeout.total_seconds() if self.response_timeout else 0.0,
         )
+        if approval.answer != "waiting":
+            return self._obey(context, approval)
+        self.subject = f"Move {self.step:g} % of {self.target} to {flow.record.release_id}?"
+        self.body = self._body(flow)
+        question = approval.model_dump(mode="json", include={"release_id", "run", "percent", "question"})
+        awaited = AwaitedAnswer.of(flow.deployment, document=place_name(place), question=question, place=place)
+        return self.ask(context, awaited)
+
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
+        """Write the answer down, and act on the one that counts."""
+        self.check_claim(context)
+        flow = self.flow()
+        asked = (flow.store, flow.record.release_id, self._place(flow), self.step)
+        approval: StepApproval | None
+        if event.get("timedout"):
+            approval = record.time_out(*asked)
+        elif was_found_in_store(event):
+            approval = record.read_approval(*asked)
+        else:
+            approved, by = event["chosen_options"] == [self.APPROVE], who_answered(event)
+            approval = record.answer(*asked, approved=approved, by=by, run=flow.resolved_at.isoformat()).approval
+        tell_canary(flow.deployment, self._place(flow), flow.record.release_id, link=page_of(context))
+        return self._obey(context, approval)
+
+    def _place(self, flow: ReleaseProgress) -> str:
+        return flow.record.place_of(self.target)
 
     @property
     def answer_command(self) -> str:
         """See `DecisionOperator`."""
-        place = self.flow().record.place_of(self.target)
-        return f"llm-pipeline approve-step {self.release_id} {place} {self.step:g} [--deny]"
+        return f"llm-pipeline approve-step {self.release_id} {self._place(self.flow())} {self.step:g} [--deny]"
 
     def _obey(self, context: Context, approval: StepApproval | None) -> None:
         if approval is not None:
@@ -491,16 +466,13 @@ class StepApprovalOperator(DecisionOperator):
     def _body(self, flow: ReleaseProgress) -> str:
         lines = [f"Release {markdown(flow.record.release_id)} on {markdown(self.target)}.", ""]
         result = flow.find("canary", canary_subject(self.target, self.before)) if self.before is not None else None
-        if result is not None and result.judgement is not None:
-            lines += [
-                f"**Step {self.before:g} %: {result.judgement.verdict}.** {markdown(result.judgement.summary)}",
-                "",
-            ]
-            lines += [facts_table(result.judgement), ""]
+        judged = result.judgement if result is not None else None
+        if judged is not None:
+            lines += [f"**Step {self.before:g} %: {judged.verdict}.** {markdown(judged.summary)}", ""]
+            lines += [facts_table(judged), ""]
         share = f"{self.before:g} %" if self.before is not None else "no traffic"
-        return "\n".join(
-            [*lines, f"It has {share} now, and keeps it meanwhile. **Reject**, or no answer in time, rolls it back."]
-        )
+        lines.append(f"It has {share} now, and keeps it meanwhile. **Reject**, or no answer in time, rolls it back.")
+        return "\n".join(lines)
 
 
 def was_found_in_store(event: dict[str, Any]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,14 +20,11 @@ from llm_pipeline.store import open_store
 from llm_pipeline_airflow.commit_of_run import revision_of_run
 from llm_pipeline_airflow.connections import config_with_secrets
 from llm_pipeline_airflow.ended import who_ended
-from llm_pipeline_airflow.faults import refused
+from llm_pipeline_airflow.faults import get_logger, refused
 from llm_pipeline_airflow.form import overrides_of
-from llm_pipeline_airflow.logs import get_logger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
-
-    from llm_pipeline.config.overrides import Overrides
 
 log = get_logger(__name__)
 
@@ -68,20 +64,30 @@ class ClaimSensor(BaseSensorOperator):
         """
         loaded = config_with_secrets(self.config_path)
         if not context.get("task_reschedule_count", 0):
-            from llm_pipeline.planning.plan import plan_release
-
-            params = context.get("params") or {}
-            try:
-                overrides = overrides_of(params, loaded)
-                _only_plan(self.config_path, params, overrides)
-                plan_release(Path(self.config_path), overrides=overrides, store_seconds=0, source_seconds=0)
-            except Terminal as error:  # no network, no store: what is impossible must not wait to be found out
-                raise refused(context, str(error)) from error
+            self._plan(loaded, context)
             revision_of_run(load_release(Path(self.config_path)), context)
         claim = claim_of(loaded, context)
         other = claim.ask()
         log.info("%s", "it is this run's turn" if other is None else claim.waiting_for(other))
         return other is None
+
+    def _plan(self, loaded: ConfiguredRelease, context: Context) -> None:
+        """Refuse what is impossible, without network and store: it must not wait to be found out; or show the plan."""
+        from llm_pipeline.planning.model import format_plan
+        from llm_pipeline.planning.plan import plan_release
+
+        params = context.get("params") or {}
+        path = Path(self.config_path)
+        try:
+            overrides = overrides_of(params, loaded)
+            if not params.get("dry_run"):
+                plan_release(path, overrides=overrides, store_seconds=0, source_seconds=0)
+                return
+            plan = plan_release(path, overrides=overrides, replace=bool(params.get("replace")))
+        except Terminal as error:
+            raise refused(context, str(error)) from error
+        log.info("%s", Lines(f"the plan:\n{format_plan(plan)}"))
+        raise AirflowSkipException("a dry run: the plan is in the log, and nothing was released")
 
 
 class GiveBackOperator(BaseOperator):
@@ -105,23 +111,6 @@ class GiveBackOperator(BaseOperator):
         log.info("the next release of the model may begin" if held else "this run no longer held the claim")
         if by := who_ended(context):
             raise refused(context, f"{by} ended this run: it was marked as failed")
-
-
-def _only_plan(config_path: str, params: Mapping[str, Any], overrides: Overrides) -> None:
-    """Show the plan in the log, if the run was started for that.
-
-    Raises:
-        Terminal: The release cannot work.
-        AirflowSkipException: The plan was shown: nothing else is to be done.
-    """
-    if not params.get("dry_run"):
-        return
-    from llm_pipeline.planning.model import format_plan
-    from llm_pipeline.planning.plan import plan_release
-
-    plan = plan_release(Path(config_path), overrides=overrides, replace=bool(params.get("replace")))
-    log.info("%s", Lines(f"the plan:\n{format_plan(plan)}"))
-    raise AirflowSkipException("a dry run: the plan is in the log, and nothing was released")
 
 
 def claim_of(loaded: ConfiguredRelease, context: Context) -> ReleaseClaim:

@@ -20,7 +20,7 @@ from llm_pipeline.release.record import read_release_record
 from llm_pipeline.release.watch_record import Claim, claim_commit, read_claim
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.place_state import read_place
-from llm_pipeline_airflow.logs import get_logger
+from llm_pipeline_airflow.faults import get_logger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -41,7 +41,13 @@ def revision_of_run(loaded: LoadedRelease, context: Context) -> str | None:
     start = started_by_watch(context)
     if start is not None:
         log.info("the release watch saw %s on %s: %s", start.commit, start.revision, start.reason)
-        _claim_or_skip(loaded, start, run_name(context))
+        run, released = run_name(context), Reference(commit=start.commit, content=start.content)
+        held = claim_commit(open_store(loaded.deployment.store), loaded.config.name, _claim(released, run, "watch"))
+        if held.run != run:
+            raise AirflowSkipException(
+                f"nothing to do: {start.commit} was released by run {held.run} at "
+                f"{held.claimed_at:%Y-%m-%d %H:%M UTC}; trigger the DAG by hand to release it again"
+            )
         return start.commit
     if _cause(context) == "schedule" and loaded.config.model.source == "hub":
         return _new_commit_or_skip(loaded, context)
@@ -81,16 +87,6 @@ def _cause(context: Context) -> Cause:
     return "schedule" if str(context["dag_run"].run_type).rpartition(".")[2].lower() == "scheduled" else "manual"
 
 
-def _claim_or_skip(loaded: ConfiguredRelease, start: Start, run: str) -> None:
-    reference = Reference(commit=start.commit, content=start.content)
-    held = claim_commit(open_store(loaded.deployment.store), loaded.config.name, _claim(reference, run, "watch"))
-    if held.run != run:
-        raise AirflowSkipException(
-            f"nothing to do: {start.commit} was released by run {held.run} at {held.claimed_at:%Y-%m-%d %H:%M UTC}; "
-            "trigger the DAG by hand to release it again"
-        )
-
-
 def _claim(released: Reference, run: str, cause: Cause) -> Claim:
     return Claim(commit=released.commit, content=released.content, run=run, cause=cause, claimed_at=datetime.now(UTC))
 
@@ -107,7 +103,8 @@ def _new_commit_or_skip(loaded: LoadedRelease, context: Context) -> str:
     claim = read_claim(store, loaded.config.name, head.commit)
     if claim is not None and claim.run == run_name(context):  # cleared by somebody who wants it to run again
         return head.commit
-    if claim is not None and _is_unfinished(claim, context):
+    dag_id, _, run_id = claim.run.partition("/") if claim is not None else ("", "", "")
+    if claim is not None and context["ti"].get_dr_count(dag_id, run_ids=[run_id], states=["queued", "running"]):
         raise AirflowSkipException(f"nothing new: {head.commit} is being released by run {claim.run}")
     serving = {target: _serving(store, loaded, target) for target in loaded.config.targets}
     if head.content and all(one is not None and one.content == head.content for one in serving.values()):
@@ -116,11 +113,6 @@ def _new_commit_or_skip(loaded: LoadedRelease, context: Context) -> str:
             f"{', '.join(serving)}; trigger the DAG by hand to release it again"
         )
     return head.commit
-
-
-def _is_unfinished(claim: Claim, context: Context) -> bool:
-    dag_id, _, run_id = claim.run.partition("/")
-    return context["ti"].get_dr_count(dag_id, run_ids=[run_id], states=["queued", "running"]) > 0
 
 
 def _serving(store: ArtifactStore, loaded: LoadedRelease, target: str) -> Reference | None:

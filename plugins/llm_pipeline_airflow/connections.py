@@ -20,7 +20,7 @@ from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.release.loading import ConfiguredRelease, load_config
-from llm_pipeline_airflow.logs import get_logger
+from llm_pipeline_airflow.faults import get_logger
 
 log = get_logger(__name__)
 
@@ -28,7 +28,6 @@ _LOGIN = "AWS_ACCESS_KEY_ID"
 _given: dict[str, tuple[str, str]] = {}
 """The values that came from connections into this process, each with its connection: a worker's own variable has
 another value, or none here."""
-_NONE = ("", "")
 _both = threading.Lock()
 """Held where the environment and `_given` are read or written: pages and triggers fetch secrets in several threads."""
 
@@ -69,18 +68,17 @@ def fetch_secrets(connections: Mapping[str, str]) -> None:
         ConfigError: A variable is set by whoever started this process, too.
     """
     for variable, name in connections.items():
-        with _both:
-            there, (given, _) = os.environ.get(variable), _given.get(variable, _NONE)
-        if there and there != given:
-            raise ConfigError(
-                f"the secret {variable} is in the environment, and the connection {name} is named for it",
-                hint="keep one of them: unset the variable for Airflow's processes, or take the connection out",
-            )
         value = _value(name, "login" if variable == _LOGIN else "password")
         with _both:
+            there, (given, giver) = os.environ.get(variable), _given.get(variable, ("", ""))
+            if there and there != given:
+                raise ConfigError(
+                    f"the secret {variable} is in the environment, and the connection {name} is named for it",
+                    hint="keep one of them: unset the variable for Airflow's processes, or take the connection out",
+                )
             if value:
                 os.environ[variable], _given[variable] = value, (value, name)
-            elif _given.get(variable, _NONE)[1] not in ("", name):
+            elif giver not in ("", name):
                 os.environ.pop(variable, None)
                 del _given[variable]
 

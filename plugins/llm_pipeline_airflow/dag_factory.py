@@ -22,7 +22,6 @@ from typing import Any
 from airflow.sdk import DAG, BaseOperator, TaskGroup, TriggerRule, task_group
 from airflow.sdk.definitions.param import ParamsDict
 
-from llm_pipeline.config.release import ReleaseConfig
 from llm_pipeline.planning.memory import climbing_order
 from llm_pipeline.release.loading import LoadedRelease, load_release
 from llm_pipeline.release.step import Effect, Ending, Group, Kind, Scope, Start
@@ -30,19 +29,13 @@ from llm_pipeline.release.tasks import Lane, Task, release_tasks
 from llm_pipeline_airflow.approvals import QuestionOperator, StepApprovalOperator
 from llm_pipeline_airflow.assets import live_model
 from llm_pipeline_airflow.claim import ClaimSensor, GiveBackOperator
-from llm_pipeline_airflow.dag_options import dag_tags, task_defaults
+from llm_pipeline_airflow.dag_options import dag_tags, documentation, task_defaults
 from llm_pipeline_airflow.form import form_of
 from llm_pipeline_airflow.operators import LABEL_TEMPLATE, ReportOperator, ResolveOperator, StageOperator
 from llm_pipeline_airflow.placement import placement_arguments
 from llm_pipeline_airflow.promotion import CanaryStepOperator, PromotionOrder, RollbackOperator, SettleOperator
 from llm_pipeline_airflow.runs import dag_id_of
 from llm_pipeline_airflow.watch import release_schedule
-
-_LADDERS = {
-    "climb": "Recipes are tried from the top; one is skipped if a cheaper one has passed.",
-    "every": "All recipes are tried; of those that pass, the one nearest to the top is taken.",
-    "cost": "What passes is built and load-tested, in each variant; the least money for a million tokens is taken.",
-}
 
 _PREPARATION = "Lock the model, pin, plan and fetch; score the unquantized model"
 """What comes before the first recipe: a box of the graph."""
@@ -70,7 +63,9 @@ def release_dag(config_path: Path, **options: Any) -> DAG:
         "dag_id": dag_id_of(config_path),
         "dag_display_name": f"Release {loaded.config.name}",
         "description": loaded.config.description or f"Release {loaded.config.model.id}",
-        "doc_md": dag_doc(loaded, ladder),
+        "doc_md": documentation(
+            "release", config=loaded.config, release=loaded.release, recipes=map(loaded.release.recipe, ladder)
+        ),
         "schedule": release_schedule(loaded),
         "catchup": False,
         "auto_register": False,  # a DAG file names its own: the check of all of them must add none
@@ -267,51 +262,3 @@ def turn(task: Task) -> PromotionOrder:
 def _needed(task: Task, otherwise: Ending) -> tuple[str, ...]:
     """Ids of the tasks without which one ends so, whatever its trigger rule."""
     return tuple(name for need in task.needs if need.otherwise is otherwise for name in need.tasks)
-
-
-def dag_doc(loaded: LoadedRelease, ladder: Sequence[str]) -> str:
-    """The documentation of a release's DAG, in Markdown, with its recipes as they are tried."""
-    config, release = loaded.config, loaded.release
-    rungs = map(release.recipe, ladder)
-    recipes = "\n".join(f"| `{recipe.name}` | {recipe.weights} | {recipe.description} |" for recipe in rungs)
-    targets = "\n".join(f"| `{target.name}` | {target.accelerator} | {target.engine} |" for target in release.targets)
-    steps = ", ".join(f"{percent:g} %" for percent in release.policy.canary.steps_percent)
-    return f"""### Release {config.name}
-
-{config.description}
-
-Model **{config.model.id}** at `{config.model.revision}`, policy `{config.policy}`, deployment `{config.deployment}`.
-
-| recipe | weights | |
-|---|---|---|
-{recipes}
-
-{_LADDERS["cost" if release.ladder.objective == "cost" else release.ladder.strategy]}
-
-| target | accelerator | engine |
-|---|---|---|
-{targets}
-
-{_starts(config)}
-Canary steps: {steps}. Every gate ends in GO, NO_GO, INCONCLUSIVE or ANOMALOUS; only GO continues.
-One release of the model at a time: this one waits until earlier ones have ended.
-Finished work is kept: run the DAG again and stages whose inputs did not change say `reused`.
-"""
-
-
-def _starts(config: ReleaseConfig) -> str:
-    """What starts a run besides a person."""
-    text = ""
-    if config.watch is not None:
-        watch = config.watch
-        text += (
-            f"A new commit on `{config.model.revision}` starts a run that releases exactly that commit. The watch "
-            f"polls every {watch.poll_minutes:g} minutes, waits until no commit followed for "
-            f"{watch.quiet_minutes:g} minutes, and starts at most {watch.rebuilds_per_day} releases in 24 hours. "
-            "The page Releases shows its last decision.\n"
-        )
-    if config.schedule is not None:
-        text += (
-            f"`{config.schedule}` (UTC) starts a run too; it is skipped if production already serves that content.\n"
-        )
-    return text

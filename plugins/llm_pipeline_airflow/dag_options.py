@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from airflow.sdk import CronTriggerTimetable, ExceptionRetryPolicy, RetryAction, RetryRule
 from airflow.sdk.exceptions import AirflowTimetableInvalid
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline_airflow.notifications import callbacks
@@ -27,6 +30,17 @@ _FAULTS = (
     ValueError,
 )
 _LONGEST_DELAY = timedelta(minutes=10)
+
+
+@cache
+def _templates() -> Environment:
+    folder = Path(__file__).parent / "templates"
+    return Environment(loader=FileSystemLoader(folder), undefined=StrictUndefined, trim_blocks=True)  # noqa: S701
+
+
+def documentation(kind: str, **values: Any) -> str:
+    """The documentation of a DAG in Markdown, from the template of its kind."""
+    return _templates().get_template(f"{kind}.md.jinja").render(**values)
 
 
 def task_defaults(owner: str, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -62,19 +76,9 @@ def _error_family_policy() -> ExceptionRetryPolicy:
                 reason="a transient error: trying again may help",
             ),
             RetryRule(
-                exception="llm_pipeline_airflow.faults.Refused",
+                exception=["llm_pipeline_airflow.faults.Refused", "llm_pipeline.base.errors.Terminal", *_FAULTS],
                 action=RetryAction.FAIL,
-                reason="trying again cannot help",
-            ),
-            RetryRule(
-                exception="llm_pipeline.base.errors.Terminal",
-                action=RetryAction.FAIL,
-                reason="a terminal error: trying again cannot help",
-            ),
-            RetryRule(
-                exception=[*_FAULTS],
-                action=RetryAction.FAIL,
-                reason="a fault of the program: trying again cannot help",
+                reason="a terminal error, or a fault of the program: trying again cannot help",
             ),
         ]
     )

@@ -5,26 +5,35 @@ A config that is broken is left out here, as in `discovery`; `dags/release_confi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import DAG, BaseOperator, CronTriggerTimetable, Param, get_parsing_context
+from airflow.sdk import DAG, BaseOperator, Param, get_parsing_context
 from airflow.sdk.exceptions import AirflowSkipException
 
-from llm_pipeline.base.logging import Lines
+from llm_pipeline.base.errors import ExitCode, StageCrashed
+from llm_pipeline.base.logging import Lines, LogRelay
+from llm_pipeline.canary.record import Phase, latest_canary
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import each_file_read_once
 from llm_pipeline.notifications.event import verified
-from llm_pipeline.release.loading import load_release
-from llm_pipeline_airflow.command import CommandOperator, FoundWrong
+from llm_pipeline.release.loading import LoadedRelease, load_release
+from llm_pipeline.runners.stage_environment import command_environment
+from llm_pipeline.store import ArtifactStore, open_store
+from llm_pipeline.store.place_state import read_place
+from llm_pipeline_airflow.assets import ROLLBACKS, tell_rollback
 from llm_pipeline_airflow.connections import deployment_with_secrets
-from llm_pipeline_airflow.dag_options import cron_timetable, dag_tags, task_defaults
-from llm_pipeline_airflow.faults import contained
-from llm_pipeline_airflow.logs import get_logger
+from llm_pipeline_airflow.dag_options import cron_timetable, dag_tags, documentation, task_defaults
+from llm_pipeline_airflow.faults import Refused, contained, get_logger, refused
+from llm_pipeline_airflow.notifications import tell_canary
 from llm_pipeline_airflow.placement import placement_of_targets
 from llm_pipeline_airflow.settings import release_configs
 
@@ -40,55 +49,6 @@ _LONGEST_GUARD_RUN = timedelta(minutes=15)
 """A host that is gone must not keep the guard from the others: one run at a time, and this one ends."""
 
 _RELEASE = r"^([a-z0-9][a-z0-9_.-]{0,127})?$"
-
-_GUARD = """### Guard of {name}
-
-The watchdog. On each target it rolls back a canary whose controller is gone, that waited too long for a person, or that
-a person denied. A canary with a live controller is left alone.
-
-It also completes a rollback that was begun, starts a router or a production server that has ended, stops the previous
-version when its rollback window ends, and sends notifications that are still due. It compares no clocks of two hosts: a
-canary counts as silent from when the guard finds nothing new of it. If the store accepts no writes, it moves nothing
-and fails.
-
-By hand: `llm-pipeline guard`. `guard_schedule` in `{file}` says when; its time limits are in the policy's `canary`.
-**Keep it unpaused**: without it, traffic stays on a canary whose worker has died until somebody looks.
-"""
-
-_ROLLBACK = """### Rollback of {name}
-
-Trigger it when a release does harm.
-
-- A release that is **on trial** gives all its traffic back to the version that serves; its canary ends.
-- A release that **serves** is replaced by the one before it. Within the rollback window that one's server is warm, and
-  this takes seconds.
-
-It needs no metrics and no approval. Triggering it twice is safe, and a release that was rolled back does not return by
-itself. If a canary has just ended in a rollback, name the release in production to leave it. The last line of the log
-says what serves.
-
-By hand: `llm-pipeline rollback MODEL TARGET [--from RELEASE]`.
-"""
-
-_VERIFY = """### Verification of {name}
-
-Checks what serves, on each target, against what was released. It reads every byte of the model repositories of
-production and of the version before, with what they link to, against manifests and signatures; each server that runs
-must state its release's digest and give its golden answers; pointers, router and servers must fit together.
-
-It changes nothing. What it finds fails its task with one message, and is an event `verification`.
-
-By hand: `llm-pipeline verify`. Its schedule is `verification_schedule:` in `{file}`.
-"""
-
-_RETENTION = """### Retention of {name}
-
-Keeps what serves production, what served before, every running release, the newest **{rules.keep_releases}** releases
-of each config and all that was used in the last **{rules.keep_days:g} days**. The rest is removed. Without *delete*, a
-run only says what it would remove.
-
-By hand: `llm-pipeline gc`, `llm-pipeline gc --delete`. The rules are `retention:` in `{file}`.
-"""
 
 
 @dataclass(frozen=True)
@@ -112,38 +72,34 @@ class UsedDeployment:
 @each_file_read_once()
 def used_deployments(folders: tuple[Path, ...]) -> list[UsedDeployment]:
     """The deployments of all release configs that are right; mistakes are reported by `check_release_configs`."""
-    found: dict[Path, Deployment] = {}
-    models: dict[Path, set[str]] = {}
-    targets: dict[Path, set[str]] = {}
-    engines: dict[Path, set[str]] = {}
+    found: dict[Path, list[LoadedRelease]] = {}
     for config in release_configs(folders):
         with contained(config.name):
             loaded = load_release(config)
-            file = loaded.file_of("deployments", loaded.deployment.name)
-            found.setdefault(file, loaded.deployment)
-            models.setdefault(file, set()).add(loaded.config.model.id)
-            targets.setdefault(file, set()).update(loaded.places.values())
-            engines.setdefault(file, set()).update(target.engine for target in loaded.release.targets)
-    return [
-        UsedDeployment(
-            path=file,
-            deployment=deployment,
-            models=tuple(sorted(models[file])),
-            targets=tuple(name for name in deployment.places if name in targets[file]),
-            engines=tuple(sorted(engines[file])),
+            found.setdefault(loaded.file_of("deployments", loaded.deployment.name), []).append(loaded)
+    used = []
+    for file, releases in found.items():
+        deployment, places = releases[0].deployment, {place for one in releases for place in one.places.values()}
+        used.append(
+            UsedDeployment(
+                path=file,
+                deployment=deployment,
+                models=tuple(sorted({one.config.model.id for one in releases})),
+                targets=tuple(name for name in deployment.places if name in places),
+                engines=tuple(sorted({target.engine for one in releases for target in one.release.targets})),
+            )
         )
-        for file, deployment in found.items()
-    ]
+    return used
 
 
-def deployment_dags(make: Callable[[UsedDeployment], DAG], prefix: str, folders: tuple[Path, ...]) -> dict[str, DAG]:
-    """A DAG for each deployment that one can be made for, by DAG id; a worker makes only the one it runs.
+def deployment_dags(kind: str, folders: tuple[Path, ...]) -> dict[str, DAG]:
+    """The DAGs of a kind, one for each deployment that one can be made for, by DAG id; a worker makes only its own.
 
     Args:
-        make: Makes the DAG of one deployment.
-        prefix: What their DAG ids begin with.
+        kind: One of `MAKERS`; a DAG's id is `<kind>__<deployment>`.
         folders: Where the release configs are; of two deployments of one name, the first counts.
     """
+    prefix = f"{kind}__"
     wanted = get_parsing_context().dag_id
     if wanted is not None and not wanted.startswith(prefix):
         return {}
@@ -152,15 +108,106 @@ def deployment_dags(make: Callable[[UsedDeployment], DAG], prefix: str, folders:
         dag_id = f"{prefix}{used.deployment.name}"
         if wanted in (None, dag_id) and dag_id not in made:
             with contained(dag_id):
-                made[dag_id] = make(used)
+                made[dag_id] = MAKERS[kind](used)
     return made
 
 
-class GuardOperator(CommandOperator):
-    """Guards one target."""
+class FoundWrong(Refused):
+    """The command worked, and what it looked at is not as it should be: trying again finds the same."""
+
+
+class CommandOperator(BaseOperator):
+    """Runs a command as a process of its own, relays what it says, and then tells people what it did.
+
+    Args:
+        deployment_file: The deployment's file.
+        subject: The target's name.
+    """
+
+    ui_color = "#f9d9d9"
+    arguments: tuple[str, ...] = ()
+    """The command and its arguments before the target's name."""
+
+    def __init__(self, *, deployment_file: str, subject: str = "", **kwargs: Any) -> None:
+        super().__init__(outlets=[ROLLBACKS], **kwargs)
+        self.deployment_file = deployment_file
+        self.subject = subject
+        self._process: subprocess.Popen[str] | None = None
+        self._last_line = ""
 
     def command(self, context: Context) -> Sequence[str]:  # noqa: ARG002 - the same every time
-        return ("guard", "--target", self.subject)
+        """The command and its arguments, without the deployment; it shows in the process list.
+
+        Raises:
+            AirflowSkipException: There is nothing to do for this target.
+        """
+        return [*self.arguments, self.subject]
+
+    def execute(self, context: Context) -> None:
+        """Run it.
+
+        Raises:
+            Refused: The command refuses what it was asked.
+            FoundWrong: It found something wrong, and says what in its last line.
+            StageCrashed: It failed, and may work when it is tried again.
+        """
+        command = self.command(context)
+        deployment = deployment_with_secrets(self.deployment_file)
+        store = open_store(deployment.store)
+        before = _rolled_back(store, self.subject)
+        arguments = ("-m", "llm_pipeline", *command, "--deployment", self.deployment_file)
+        code = self._run([_python(deployment), *arguments], command_environment(deployment))
+        tell_canary(deployment, self.subject)
+        if _rolled_back(store, self.subject) != before:
+            tell_rollback(context, deployment, store, self.subject)
+        if code == ExitCode.BAD_INPUT:
+            raise refused(context, f"{command[0]} {self.subject} was refused; see its log")
+        if code == ExitCode.NO_GO:
+            raise FoundWrong(self._last_line)
+        if code:
+            raise StageCrashed(f"{command[0]} {self.subject} ended with exit code {code}: see its log")
+
+    def on_kill(self) -> None:
+        """Stop the command: each of its steps is safe to be done again."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGTERM)
+
+    def _run(self, command: list[str], environment: dict[str, str]) -> int:
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=environment,
+            start_new_session=True,
+        ) as self._process:
+            relay = LogRelay(log)
+            for line in self._process.stdout or ():
+                relay.relay(line)
+                self._last_line = line.strip() or self._last_line
+        return self._process.returncode
+
+
+def _rolled_back(store: ArtifactStore, place: str) -> tuple[object, ...]:
+    """What changes with each rollback at a place."""
+    state, canary = read_place(store, place), latest_canary(store, place)
+    ended = canary is not None and canary.phase is Phase.ROLLED_BACK
+    return state.way_back, state.taken_back, (canary.release_id, canary.run) if canary is not None and ended else None
+
+
+def _python(deployment: Deployment) -> str:
+    """The control environment's interpreter where it is one of this host; else Airflow's own, which has the package."""
+    control = deployment.environments.get("control")
+    return (control.interpreter_here() if control is not None else None) or sys.executable
+
+
+class GuardOperator(CommandOperator):
+    """Guards one target; alerts know its tasks by its name."""
+
+    arguments = ("guard", "--target")
 
 
 def guard_dag(used: UsedDeployment) -> DAG:
@@ -170,8 +217,8 @@ def guard_dag(used: UsedDeployment) -> DAG:
         "guard",
         used,
         description="Rolls back canaries whose controller is gone",
-        doc_md=_GUARD.format(name=name, file=used.path.name),
-        schedule=_schedule(used, "guard_schedule", used.deployment.guard_schedule),
+        doc_md=documentation("guard", name=name, file=used.path.name),
+        schedule=cron_timetable(used.deployment.guard_schedule, key="guard_schedule", where=str(used.path)),
         dagrun_timeout=_LONGEST_GUARD_RUN,
         default_args=task_defaults(used.deployment.owner) | {"retries": 0},  # the next run is a minute away
     )
@@ -190,10 +237,11 @@ class RollBackOperator(CommandOperator):
     """Leaves a release on the target that the form names; other targets are skipped."""
 
     def command(self, context: Context) -> Sequence[str]:
-        form = context["params"]
+        form, run = context["params"], context["dag_run"]
         if form["target"] != self.subject:
             raise AirflowSkipException(f"{self.subject} was not asked for")
-        command = ["rollback", form["model"], self.subject, f"--reason={form['reason']}", f"--by={_asker(context)}"]
+        by = getattr(run, "triggering_user_name", None) or f"run {run.run_id}"
+        command = ["rollback", form["model"], self.subject, f"--reason={form['reason']}", f"--by={by}"]
         return [*command, f"--from={form['release']}"] if form["release"] else command
 
 
@@ -203,7 +251,7 @@ def rollback_dag(used: UsedDeployment) -> DAG:
         "rollback",
         used,
         description="Rolls back a release on trial or in production, at a person's request",
-        doc_md=_ROLLBACK.format(name=used.deployment.name),
+        doc_md=documentation("rollback", name=used.deployment.name),
         schedule=None,
         params=_form(used),
     )
@@ -243,16 +291,10 @@ def _choice(names: tuple[str, ...], *, title: str) -> Param:
     return Param(type="string", enum=list(names), title=title)
 
 
-def _asker(context: Context) -> str:
-    run: Any = context["dag_run"]
-    return str(getattr(run, "triggering_user_name", None) or f"run {run.run_id}")
-
-
 class VerifyOperator(CommandOperator):
     """Verifies what serves on one target."""
 
-    def command(self, context: Context) -> Sequence[str]:  # noqa: ARG002 - the same every time
-        return ("verify", "--place", self.subject)
+    arguments = ("verify", "--place")
 
     def events_of(self, origin: Origin, happened: Happened, context: Context) -> tuple[Event, ...] | None:  # noqa: ARG002
         """What it found; see `TellingOperator`."""
@@ -267,8 +309,10 @@ def verify_dag(used: UsedDeployment) -> DAG:
         used,
         title="Verification",
         description="Checks what serves against what was released",
-        doc_md=_VERIFY.format(name=used.deployment.name, file=used.path.name),
-        schedule=_schedule(used, "verification_schedule", used.deployment.verification_schedule),
+        doc_md=documentation("verify", name=used.deployment.name, file=used.path.name),
+        schedule=cron_timetable(
+            used.deployment.verification_schedule, key="verification_schedule", where=str(used.path)
+        ),
     )
     with dag:
         _on_each_target(
@@ -311,8 +355,8 @@ def retention_dag(used: UsedDeployment) -> DAG:
         "retention",
         used,
         description=f"Removes what nobody needs any more from {deployment.store.uri}",
-        doc_md=_RETENTION.format(name=deployment.name, rules=rules, file=path.name),
-        schedule=_schedule(used, "retention.schedule", rules.schedule),
+        doc_md=documentation("retention", name=deployment.name, rules=rules, file=path.name),
+        schedule=cron_timetable(rules.schedule, key="retention.schedule", where=str(path)),
         params={
             "delete": Param(
                 rules.delete,
@@ -347,10 +391,6 @@ def _dag(kind: str, used: UsedDeployment, title: str = "", **options: Any) -> DA
     )
 
 
-def _schedule(used: UsedDeployment, key: str, cron: str | None) -> CronTriggerTimetable | None:
-    return cron_timetable(cron, key=key, where=str(used.path))
-
-
 def _on_each_target(
     used: UsedDeployment, operator: type[CommandOperator], *, urgent: bool = True, **options: Any
 ) -> None:
@@ -365,8 +405,10 @@ def _on_each_target(
     ).expand(subject=list(used.targets))
 
 
-guard_dags = partial(deployment_dags, guard_dag, "guard__")
-rollback_dags = partial(deployment_dags, rollback_dag, "rollback__")
-verify_dags = partial(deployment_dags, verify_dag, "verify__")
-retention_dags = partial(deployment_dags, retention_dag, "retention__")
-"""The DAGs of each kind by DAG id, which is `<kind>__<deployment>`; they take the folders of the release configs."""
+MAKERS: Mapping[str, Callable[[UsedDeployment], DAG]] = {
+    "guard": guard_dag,
+    "rollback": rollback_dag,
+    "verify": verify_dag,
+    "retention": retention_dag,
+}
+"""What makes the DAG of one deployment, by the kind of DAG."""

@@ -15,17 +15,7 @@ from llm_pipeline.base.collector import sparing
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.loading import each_file_read_once
 from llm_pipeline_airflow.dag_factory import release_dag
-from llm_pipeline_airflow.deployment_dags import (
-    guard_dag,
-    guard_dags,
-    retention_dag,
-    retention_dags,
-    rollback_dag,
-    rollback_dags,
-    used_deployments,
-    verify_dag,
-    verify_dags,
-)
+from llm_pipeline_airflow.deployment_dags import MAKERS, deployment_dags, used_deployments
 from llm_pipeline_airflow.faults import contained
 from llm_pipeline_airflow.runs import dag_id_of
 from llm_pipeline_airflow.settings import release_configs, release_folders, require_folders
@@ -55,8 +45,10 @@ def all_dags(dag_file: str) -> dict[str, DAG]:
         dag_file: Its `__file__`; the configs are where `[llm_pipeline] releases` says, beside it or above.
     """
     folders = release_folders(dag_file)
-    of_deployments = (guard_dags(folders), rollback_dags(folders), verify_dags(folders), retention_dags(folders))
-    return {dag_id: dag for dags in (release_dags(folders), *of_deployments) for dag_id, dag in dags.items()}
+    made = release_dags(folders)
+    for kind in MAKERS:
+        made |= deployment_dags(kind, folders)
+    return made
 
 
 @each_file_read_once()
@@ -92,7 +84,7 @@ def _mistakes(folders: tuple[Path, ...]) -> Iterator[str]:
             release_dag(path)
         yield from (f"{path.name}: {fault}" for fault in faults)
     for used in used_deployments(folders):
-        for make in (guard_dag, retention_dag, rollback_dag, verify_dag):
-            with contained(f"{make.__name__} of {used.path.name}") as faults:
+        for kind, make in MAKERS.items():
+            with contained(f"the {kind} DAG of {used.path.name}") as faults:
                 make(used)
             yield from (f"{used.path.name}: {fault}" for fault in faults)

@@ -24,8 +24,9 @@ _TASK, _KEY = "claim", "marked_failed_by"
 
 @hookimpl
 def on_dag_run_failed(dag_run: DagRun, msg: str) -> None:
-    """Note it, below whatever people noted."""
-    if "manually" not in msg or not _is_release(dag_run):
+    """Note it, below whatever people noted, on a run of a release's DAG, or of somebody's DAG with a release in it."""
+    named: Any = (dag_run.dag_id, *(dag_run.dag.tags or ())) if dag_run.dag is not None else (dag_run.dag_id,)
+    if "manually" not in msg or not any(str(name).startswith(DAG_PREFIX) for name in named):
         return
     from airflow.models.log import Log
     from airflow.models.xcom import XComModel
@@ -52,8 +53,3 @@ def on_dag_run_failed(dag_run: DagRun, msg: str) -> None:
 def who_ended(context: Context) -> str:
     """Who marked the run as failed since it took its turn; empty if nobody did."""
     return str(context["ti"].xcom_pull(task_ids=_TASK, key=_KEY) or "")
-
-
-def _is_release(dag_run: Any) -> bool:
-    """Whether it is a run of a release's DAG, or of somebody's DAG with a release in it."""
-    return any(str(name).startswith(DAG_PREFIX) for name in (dag_run.dag_id, *(dag_run.dag.tags or ())))

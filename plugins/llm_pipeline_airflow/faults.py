@@ -1,17 +1,31 @@
-"""Errors where Airflow calls us: one ends only the work that it hit, and the log has an unexpected one's traceback."""
+"""Errors and logs where Airflow calls us, whose handlers and levels are Airflow's business.
+
+An error ends only the work that it hit, and the log has an unexpected one's traceback. Importing this module makes
+HTTP and cloud libraries log warnings and errors only, as Airflow itself does with httpx, and cleans the text of their
+records and of ours: no credentials, one line a record.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from llm_pipeline.base.errors import ExitCode, PipelineError, as_pipeline_error, is_unexpected, traceback_of
-from llm_pipeline.base.logging import Lines
-from llm_pipeline_airflow.logs import get_logger
+from llm_pipeline.base.logging import OURS, THIRD_PARTIES, Lines, clean_records, quiet_third_parties
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+quiet_third_parties()
+clean_records((*(name for name in OURS if name != "__main__"), *THIRD_PARTIES), with_traceback=True)
+
+
+def get_logger(name: str) -> logging.Logger:
+    """A standard logger by the name of its module."""
+    return logging.getLogger(name)
+
 
 log = get_logger(__name__)
 

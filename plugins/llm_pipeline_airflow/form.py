@@ -27,7 +27,14 @@ def form_of(loaded: LoadedRelease) -> dict[str, Param]:
     """The fields of a release's form, by name."""
     config = loaded.config
     fields = {
-        "revision": _revision(loaded),
+        "revision": Param(
+            None,
+            type=["null", "string"],
+            pattern=_revision_pattern(),
+            title="Revision",
+            description=f"Branch, tag or commit of {config.model.id}; empty releases the config's own, "
+            f"{config.model.revision}.",
+        ),
         "recipes": _some(config.recipes, "Recipes", "Recipes to try, out of the config's."),
         "targets": _some(config.targets, "Targets", "Targets to build for and to promote on, out of the config's."),
         "strategy": Param(
@@ -40,7 +47,14 @@ def form_of(loaded: LoadedRelease) -> dict[str, Param]:
         ),
         "budget_hours": _budget(config.budget.hours, "Budget, hours", "hours"),
         "budget_cost": _budget(config.budget.cost, "Budget, money", loaded.deployment.currency),
-        "replace": _replace(loaded),
+        "replace": Param(
+            False,
+            type="boolean",
+            title="Replace",
+            description=f"Take {', '.join(loaded.places.values())} over from the model that holds it: its users get "
+            f"{config.model.id} once this release is promoted. Otherwise a release into another model's place is "
+            "refused.",
+        ),
         "dry_run": Param(
             False,
             type="boolean",
@@ -79,19 +93,6 @@ def _revision_pattern() -> str:
     return str(ModelSource.model_json_schema()["properties"]["revision"]["pattern"])
 
 
-def _revision(loaded: LoadedRelease) -> Param:
-    return Param(
-        None,
-        type=["null", "string"],
-        pattern=_revision_pattern(),
-        title="Revision",
-        description=(
-            f"Branch, tag or commit of {loaded.config.model.id}; "
-            f"empty releases the config's own, {loaded.config.model.revision}."
-        ),
-    )
-
-
 def _some(known: tuple[str, ...], title: str, description: str) -> Param:
     """Names to choose from; the form shows a list with all of them chosen."""
     return Param(list(known), type="array", examples=list(known), title=title, description=description)
@@ -101,16 +102,3 @@ def _budget(configured: float | None, title: str, unit: str) -> Param:
     what = f"A person is asked if the plan takes more {unit} than this; empty for "
     what += "no limit." if configured is None else f"the config's {configured:g}."
     return Param(configured, type=["null", "number"], title=title, description=what)
-
-
-def _replace(loaded: LoadedRelease) -> Param:
-    places = ", ".join(loaded.places.values())
-    return Param(
-        False,
-        type="boolean",
-        title="Replace",
-        description=(
-            f"Take {places} over from the model that holds it: its users get {loaded.config.model.id} once this "
-            "release is promoted. Otherwise a release into another model's place is refused."
-        ),
-    )

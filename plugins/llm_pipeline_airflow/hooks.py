@@ -20,17 +20,35 @@ def _endpoint(connection: Any) -> str | None:
     return f"{connection.host}:{connection.port}" if connection.port else str(connection.host)
 
 
-class HubHook(BaseHook):
+class _Tested(BaseHook):
+    """A connection with a test of its own."""
+
+    conn_name_attr: str
+    default_conn_name: str
+
+    def __init__(self, **connection: str) -> None:
+        super().__init__()
+        self._name = connection.get(self.conn_name_attr, self.default_conn_name)
+
+    def test_connection(self) -> tuple[bool, str]:
+        """What the button shows."""
+        try:
+            return True, self._seen(self.get_connection(self._name))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is what the button shows
+            return False, str(error)
+
+    def _seen(self, connection: Any) -> str:
+        """What answers there."""
+        raise NotImplementedError
+
+
+class HubHook(_Tested):
     """The hub that models come from: its endpoint, and a token as password."""
 
     conn_name_attr = "hub_conn_id"
     default_conn_name = "llm_hub"
     conn_type = "llm_hub"
     hook_name = "LLM hub"
-
-    def __init__(self, hub_conn_id: str = default_conn_name) -> None:
-        super().__init__()
-        self.hub_conn_id = hub_conn_id
 
     @classmethod
     def get_ui_field_behaviour(cls) -> dict[str, Any]:
@@ -41,29 +59,21 @@ class HubHook(BaseHook):
             "placeholders": {"host": "https://huggingface.co", "port": _PORT},
         }
 
-    def test_connection(self) -> tuple[bool, str]:
-        """Whether the hub knows the token, and whose it is."""
+    def _seen(self, connection: Any) -> str:
+        """Whose token it is, if the hub knows it."""
         from huggingface_hub import HfApi
 
-        connection: Any = self.get_connection(self.hub_conn_id)
-        try:
-            who = HfApi(endpoint=_endpoint(connection), token=connection.password or False).whoami()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is what the button shows
-            return False, str(error)
-        return True, f"the token is that of {who['name']}"
+        who = HfApi(endpoint=_endpoint(connection), token=connection.password or False).whoami()
+        return f"the token is that of {who['name']}"
 
 
-class StoreHook(BaseHook):
+class StoreHook(_Tested):
     """A store in S3: key id and secret, the bucket, and its endpoint where it is not AWS's."""
 
     conn_name_attr = "store_conn_id"
     default_conn_name = "llm_store"
     conn_type = "llm_store"
     hook_name = "LLM store in S3"
-
-    def __init__(self, store_conn_id: str = default_conn_name) -> None:
-        super().__init__()
-        self.store_conn_id = store_conn_id
 
     @classmethod
     def get_ui_field_behaviour(cls) -> dict[str, Any]:
@@ -74,15 +84,11 @@ class StoreHook(BaseHook):
             "placeholders": {"host": "empty for AWS", "port": _PORT},
         }
 
-    def test_connection(self) -> tuple[bool, str]:
-        """Whether the key may list the bucket."""
+    def _seen(self, connection: Any) -> str:
+        """That the key may list the bucket."""
         import boto3
 
-        connection: Any = self.get_connection(self.store_conn_id)
         keys = {"aws_access_key_id": connection.login, "aws_secret_access_key": connection.password}
-        try:
-            client = boto3.client("s3", endpoint_url=_endpoint(connection), **keys)
-            client.list_objects_v2(Bucket=connection.schema, MaxKeys=1)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is what the button shows
-            return False, str(error)
-        return True, f"the key may list {connection.schema}"
+        client = boto3.client("s3", endpoint_url=_endpoint(connection), **keys)
+        client.list_objects_v2(Bucket=connection.schema, MaxKeys=1)
+        return f"the key may list {connection.schema}"

@@ -25,8 +25,7 @@ from llm_pipeline.config.deployment import Deployment, Workers
 from llm_pipeline.runners.runner import Job
 from llm_pipeline.runners.runners import Runners, Watch
 from llm_pipeline_airflow.connections import fetch_secrets
-from llm_pipeline_airflow.faults import contained
-from llm_pipeline_airflow.logs import get_logger
+from llm_pipeline_airflow.faults import contained, get_logger
 
 log = get_logger(__name__)
 
@@ -118,7 +117,8 @@ class JobTrigger(BaseTrigger):
             log.info("this triggerer took over; the stage's log follows from where its worker left it")
         seen_at, patience, problem, active = datetime.now(UTC), _PATIENCE_AT_FIRST_SECONDS, "", True
         while active and not problem:
-            await asyncio.sleep(_pause_seconds(watched.since))
+            late = _LATE_AT_MOST * _seconds_since(watched.since)
+            await asyncio.sleep(min(max(SHORTEST_LOOK_SECONDS, late), _LONGEST_LOOK_SECONDS))
             with contained(f"looking for {watched.job.name}") as faults:
                 active = await _in_thread(partial(self._look, watched))
                 seen_at, patience = datetime.now(UTC), _PATIENCE_SECONDS
@@ -187,10 +187,6 @@ def _open(deployment: str) -> Runners:
 
 def _seconds_since(moment: datetime) -> float:
     return (datetime.now(UTC) - moment).total_seconds()
-
-
-def _pause_seconds(since: datetime) -> float:
-    return min(max(SHORTEST_LOOK_SECONDS, _LATE_AT_MOST * _seconds_since(since)), _LONGEST_LOOK_SECONDS)
 
 
 async def _in_thread(function: Callable[[], T]) -> T:

@@ -14,8 +14,8 @@ from airflow.sdk.configuration import conf
 
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.notifications.event import Event, Origin
+from llm_pipeline_airflow.faults import get_logger
 from llm_pipeline_airflow.links import REPORT_ROUTE
-from llm_pipeline_airflow.logs import get_logger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -94,14 +94,10 @@ def callbacks() -> dict[str, Any]:
 
 def page_of(context: Context, tab: str = f"/plugin/{REPORT_ROUTE}") -> str:
     """The page of a DAG run, with the release's report; empty where `[api] base_url` does not say where Airflow is."""
-    ti = context.get("ti")
-    return page_of_run(ti.dag_id, ti.run_id, tab) if ti is not None else ""
-
-
-def page_of_run(dag_id: str, run_id: str, tab: str = f"/plugin/{REPORT_ROUTE}") -> str:
-    """As `page_of`, by the run's ids."""
-    base = conf.get("api", "base_url", fallback="") or ""
-    return f"{base.rstrip('/')}/dags/{quote(dag_id, safe='')}/runs/{quote(run_id, safe='')}{tab}" if base else ""
+    ti, base = context.get("ti"), conf.get("api", "base_url", fallback="") or ""
+    if ti is None or not base:
+        return ""
+    return f"{base.rstrip('/')}/dags/{quote(ti.dag_id, safe='')}/runs/{quote(ti.run_id, safe='')}{tab}"
 
 
 def _whose(task: Any) -> tuple[Deployment | None, str]:

@@ -35,11 +35,10 @@ from llm_pipeline_airflow.claim import claim_of
 from llm_pipeline_airflow.commit_of_run import remember_commit, revision_of_run, run_name
 from llm_pipeline_airflow.connections import config_with_secrets
 from llm_pipeline_airflow.ended import who_ended
-from llm_pipeline_airflow.faults import refused
+from llm_pipeline_airflow.faults import get_logger, refused
 from llm_pipeline_airflow.form import overrides_of, who_started
 from llm_pipeline_airflow.job_trigger import JobTrigger, may_be_watched, watched_job
 from llm_pipeline_airflow.links import ReleaseReportLink
-from llm_pipeline_airflow.logs import get_logger
 from llm_pipeline_airflow.placement import queue_of
 from llm_pipeline_airflow.runs import remember_run
 from llm_pipeline_airflow.states import failed, require_any, task_states, unsuccessful
@@ -120,7 +119,6 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         self.release_id = release_id
         self._ending = ""
         self._result: StageResult | None = None
-        self._runner: Runners | None = None
         self._job: Job | None = None
         self._returned: Any = None
         self.stays = self.attends
@@ -141,7 +139,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         self.stays, self._offset = True, int(event["offset"])
         if event["problem"]:
             log.warning("the triggerer cannot see the stage, so this worker follows it: %s", event["problem"])
-        elif self._runner_here().is_active(Job.model_validate(job)):
+        elif self._runner.is_active(Job.model_validate(job)):
             log.warning("the triggerer sees another engine than this worker, which follows the stage itself")
         with self._told_errors(context):
             if event["overdue"]:
@@ -177,7 +175,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
 
     def on_kill(self) -> None:
         """Stop the stage's whole process group."""
-        if self._runner is not None and self._job is not None:
+        if self._job is not None:
             log.warning("stopping the stage's processes: the task was killed")
             self._runner.cancel(self._job)
 
@@ -251,18 +249,18 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         """Start the stage's process; see `ResumableJobMixin`."""
         request = self.request(context)
         self._check_claim(context, request)
-        job = self._runner_here().submit(request, placement(request))
+        job = self._runner.submit(request, placement(request))
         log.info("the stage's log: %s", job.log_place)
         return job.model_dump(mode="json")
 
     def get_job_status(self, external_id: JsonValue, context: Context) -> str:  # noqa: ARG002
         """Running, ended (with a result or a terminal error) or lost; see `ResumableJobMixin`."""
         job = Job.model_validate(external_id)
-        if self._runner_here().is_active(job):
+        if self._runner.is_active(job):
             log.info("the stage of an earlier attempt is still running; following it")
             return _RUNNING
         try:
-            self._runner_here().outcome(job)
+            self._runner.outcome(job)
         except Transient:
             return _LOST
         except Terminal:
@@ -282,20 +280,20 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         Raises:
             TaskDeferred: It has not ended soon, and a triggerer can see when it does.
         """
-        self._job, runner = Job.model_validate(external_id), self._runner_here()
+        self._job = Job.model_validate(external_id)
         wait, relay, watch = _SHORTEST_POLL_SECONDS, LogRelay(log), Watch(self._job, started=self._offset > 0)
         deferred_at = time.monotonic() + _SECONDS_BEFORE_DEFERRAL
         active = True
         while active:
-            active = runner.is_active(self._job)  # before reading: nothing written before the end is missed
-            lines, self._offset = runner.read_log(self._job, self._offset)
+            active = self._runner.is_active(self._job)  # before reading: nothing written before the end is missed
+            lines, self._offset = self._runner.read_log(self._job, self._offset)
             for line in lines:
                 relay.relay(line)
             self.attend()
             if active and time.monotonic() >= deferred_at:
                 self._defer(self._job, context)
             if active:
-                watch.look(runner, lines)
+                watch.look(self._runner, lines)
                 time.sleep(wait)
                 wait = min(wait * 1.5, _LONGEST_POLL_SECONDS) if not lines else _SHORTEST_POLL_SECONDS
         return self.get_job_result(external_id, context)
@@ -325,10 +323,10 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         """Stop a stage that still runs; return if it ended, which no triggerer saw."""
         state = context.get("task_state_store")
         noted = state.get(self.external_id_key) if state is not None else None
-        if noted is None or not self._runner_here().is_active(job := Job.model_validate(noted)):
+        if noted is None or not self._runner.is_active(job := Job.model_validate(noted)):
             log.warning("no triggerer told of the stage's end: does one run?")
             return
-        self._runner_here().cancel(job)
+        self._runner.cancel(job)
         allowed = job.time_limit
         if self.execution_timeout is not None and self.execution_timeout.total_seconds() < allowed.longest_seconds:
             seconds = self.execution_timeout.total_seconds()
@@ -343,7 +341,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         if self._returned is None:  # a fresh try asks twice: after polling, and for the result
             job, ended = Job.model_validate(external_id), True
             try:
-                self._returned = self.conclude(context, self._runner_here().outcome(job))
+                self._returned = self.conclude(context, self._runner.outcome(job))
             except Transient:
                 ended = False  # the next try finds the job, and its outcome
                 raise
@@ -362,10 +360,9 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         elif (other := claim.taken_by_another()) is not None:
             raise AirflowSkipException(f"{other} took over: its servers are left alone")
 
-    def _runner_here(self) -> Runners:
-        if self._runner is None:
-            self._runner = Runners(self.configured.deployment)
-        return self._runner
+    @cached_property
+    def _runner(self) -> Runners:
+        return Runners(self.configured.deployment)
 
 
 class ReportOperator(StageOperator):

@@ -14,8 +14,7 @@ from llm_pipeline.release.contract import StageRequest, StageResult
 from llm_pipeline.release.flow import APPROVAL
 from llm_pipeline_airflow.assets import ROLLBACKS, event_extra, tell_rollback
 from llm_pipeline_airflow.connections import config_with_secrets
-from llm_pipeline_airflow.faults import contained
-from llm_pipeline_airflow.logs import get_logger
+from llm_pipeline_airflow.faults import contained, get_logger
 from llm_pipeline_airflow.notifications import page_of, tell_canary
 from llm_pipeline_airflow.operators import StageOperator
 from llm_pipeline_airflow.states import passed_targets, task_states, unsuccessful

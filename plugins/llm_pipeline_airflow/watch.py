@@ -13,6 +13,7 @@ import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Asset, AssetOrTimeSchedule, AssetWatcher, CronTriggerTimetable
@@ -37,8 +38,7 @@ from llm_pipeline.release.watch_record import (
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline_airflow.connections import fetch_secrets
 from llm_pipeline_airflow.dag_options import cron_timetable
-from llm_pipeline_airflow.faults import known_fault
-from llm_pipeline_airflow.logs import get_logger
+from llm_pipeline_airflow.faults import get_logger, known_fault
 from llm_pipeline_airflow.runs import dag_id_of
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ _STATUS_REFRESH = timedelta(minutes=15)
 _ON_THEIR_WAY = ["queued", "running"]
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _REQUEST_ID = re.compile(r"\s*\(Request ID:[^)]*\)")
+_TROUBLE = (Outcome.TROUBLE, Outcome.UNUSABLE)
 _NO_MEMORY = WatchDecision(Outcome.TROUBLE, "the watch cannot use its stored state", look_again_seconds=60.0)
 
 
@@ -139,8 +140,6 @@ class HubRevisionTrigger(BaseEventTrigger):
         super().__init__()  # type: ignore[no-untyped-call]
         self._json = watched
         self.watched = Watched.model_validate_json(watched)
-        self._store: ArtifactStore | None = None
-        self._observer: Observer | None = None
         self._status: WatchStatus | None = None
         self._last_fault = ""
 
@@ -161,7 +160,9 @@ class HubRevisionTrigger(BaseEventTrigger):
                 decided, decision = await self._look(state)
                 if decided != state:
                     await self._remember(decided)
-                    self._tell(state, decided, decision)
+                    if decided.words != state.words:
+                        level = logging.WARNING if decision.outcome in _TROUBLE else logging.INFO
+                        log.log(level, "release watch of %s: %s", self.watched.config, decision.words)
                     state = decided
             except Exception as error:  # noqa: BLE001 - the watch goes on, whatever one look met
                 # Nothing was remembered, so nothing may be started: an event without a memory could be made twice.
@@ -191,7 +192,7 @@ class HubRevisionTrigger(BaseEventTrigger):
         return self.asset_state_store
 
     def _state_of_claims(self) -> WatchState:
-        claims = read_claims(self._store_here(), self.watched.config)
+        claims = read_claims(self._store, self.watched.config)
         if not claims:
             return WatchState()
         now = datetime.now(UTC)
@@ -213,32 +214,23 @@ class HubRevisionTrigger(BaseEventTrigger):
 
     def _decide(self, state: WatchState, *, busy: bool) -> tuple[WatchState, WatchDecision]:
         """One look at the hub and the store, and what it leads to; blocking."""
-        watched, store, observer = self.watched, self._store_here(), self._observer_here()
+        watched, store, observer = self.watched, self._store, self._observer
         head = observer.head(state.reference)
         commits = {head.commit} | ({state.firing.commit} if state.firing else set())
         claims = {one: claim.run for one in commits if (claim := read_claim(store, watched.config, one))}
         return decide(watched.watch, state, replace(head, claims=claims, busy=busy), datetime.now(UTC))
 
-    def _store_here(self) -> ArtifactStore:
-        if self._store is None:
-            self._store = open_store(self.watched.store)
-        return self._store
+    @cached_property
+    def _store(self) -> ArtifactStore:
+        return open_store(self.watched.store)
 
-    def _observer_here(self) -> Observer:
-        if self._observer is None:
-            from llm_pipeline.hub.access import connect
-            from llm_pipeline.hub.observe import Observer
+    @cached_property
+    def _observer(self) -> Observer:
+        from llm_pipeline.hub.access import connect
+        from llm_pipeline.hub.observe import Observer
 
-            watched = self.watched
-            hub = connect(watched.endpoint, watched.token_variable)
-            self._observer = Observer(hub, watched.model_id, watched.revision)
-        return self._observer
-
-    def _tell(self, before: WatchState, state: WatchState, decision: WatchDecision) -> None:
-        """One line in the triggerer's log for each new decision."""
-        if state.words != before.words:
-            level = logging.WARNING if decision.outcome in (Outcome.TROUBLE, Outcome.UNUSABLE) else logging.INFO
-            log.log(level, "release watch of %s: %s", self.watched.config, decision.words)
+        hub = connect(self.watched.endpoint, self.watched.token_variable)
+        return Observer(hub, self.watched.model_id, self.watched.revision)
 
     def _show(self, state: WatchState, decision: WatchDecision) -> None:
         """Write the decision for people; a store that cannot be written shows when claims are read."""
@@ -250,7 +242,7 @@ class HubRevisionTrigger(BaseEventTrigger):
     def _write_status(self, state: WatchState, decision: WatchDecision) -> None:
         """Write it when it is another decision, or the last writing is some time ago."""
         watched, now = self.watched, datetime.now(UTC)
-        known = self._status or read_status(self._store_here(), watched.config)
+        known = self._status or read_status(self._store, watched.config)
         same = known is not None and (known.words, known.commit) == (decision.words, state.head)
         if known is not None and same and now - known.checked_at < _STATUS_REFRESH:
             self._status = known
@@ -265,7 +257,7 @@ class HubRevisionTrigger(BaseEventTrigger):
             since=known.since if known is not None and same else now,
             checked_at=now,
         )
-        write_status(self._store_here(), status)
+        write_status(self._store, status)
         self._status = status
 
     def _known(self, error: Exception, what: str) -> PipelineError | Exception:

@@ -7,8 +7,10 @@ said with its reason and status 503: a page never takes a store that does not an
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from http import HTTPStatus
 from pathlib import Path
 from ssl import create_default_context
@@ -21,37 +23,29 @@ from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_da
 from airflow.models.dag import DagTag
 from airflow.models.dagrun import DagRun
 from airflow.utils.session import create_session
-from fastapi import Depends, FastAPI, Query
+from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse
+from fastapi.routing import APIRoute
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from sqlalchemy import select
 
-from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.errors import ConfigError, IntegrityError, InternalError, PipelineError
 from llm_pipeline.base.logging import Lines, get_logger
+from llm_pipeline.base.untrusted_text import several_lines
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.release import ReleaseConfig
-from llm_pipeline.inspection.comparison import compare
+from llm_pipeline.inspection.comparison import Comparison, compare
 from llm_pipeline.inspection.release_artifacts import DamagedRow
-from llm_pipeline.inspection.release_index import INDEXED, IndexedRelease, read_releases
+from llm_pipeline.inspection.release_index import IndexedRelease, read_releases
 from llm_pipeline.release.loading import ConfiguredRelease, load_config
 from llm_pipeline.release.record import read_release_record, report_name
 from llm_pipeline.release.watch_record import WatchStatus, read_status
 from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.references import PointerReference, ReleaseReference, readable_pointers
 from llm_pipeline_airflow.connections import config_with_secrets
-from llm_pipeline_airflow.faults import contained
-from llm_pipeline_airflow.pages import (
-    SECURITY_HEADERS,
-    GuardedRoute,
-    Placed,
-    ReleaseFilter,
-    filter_form,
-    message,
-    page,
-    problem_list,
-    releases_table,
-    serving_table,
-    side_by_side,
-    watches_table,
-)
+from llm_pipeline_airflow.faults import contained, known_fault
+from llm_pipeline_airflow.links import DAG_PREFIX
 from llm_pipeline_airflow.runs import config_path_of, dag_id_of, release_of_run, store_to_read
 from llm_pipeline_airflow.settings import release_configs
 
@@ -59,6 +53,119 @@ log = get_logger(__name__)
 
 _ASKED_AT_ONCE = 8
 _PATIENCE_SECONDS = 2.0
+_MOST_LISTED = 200
+_OPEN = "open"
+_SERVES = "serves"
+_STATES = ("", *(verdict.value for verdict in Verdict), "denied", "timed out", "ended", _OPEN, _SERVES)
+SECURITY_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'self'; "
+        "base-uri 'none'; form-action 'self'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "private, no-store",
+}
+FIGURES: Mapping[str, Mapping[str, str]] = {
+    "size": {"Size": "", "GPU memory": "GPU memory"},
+    "speed": {"Engine alone": "alone", "Requests under load": "under load", "Tokens": "", "Tokens a step": "a step"},
+    "million tokens": {"Cost": ""},
+    "accuracy lost": {"Accuracy lost": ""},
+}
+"""Columns of the report's figures: the figures' labels, and what a cell says of each beside its recipe or target."""
+
+
+def page(status: int, title: str, template: str = "layout", **values: Any) -> HTMLResponse:
+    """A whole page.
+
+    Args:
+        status: Of the answer.
+        title: Its heading.
+        template: What makes its content; by default that is the paragraph `text`.
+        values: What the template shows; every text is escaped.
+    """
+    document = _TEMPLATES.get_template(f"{template}.html.jinja").render(title=title, **values)
+    return HTMLResponse(document, status_code=status, headers=SECURITY_HEADERS)
+
+
+def failed(error: PipelineError) -> HTMLResponse:
+    """For what a page could not be made of; an error of ours is written for people, any other is for the log."""
+    if isinstance(error, InternalError):
+        return page(500, "Internal error", text="See the API server's log.")
+    return page(500 if isinstance(error, IntegrityError) else 503, "Not available", text=str(error))
+
+
+class GuardedRoute(APIRoute):
+    """A route that answers an exception by a page: Starlette would raise it again in Airflow's server."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """See `APIRoute`."""
+        handle = super().get_route_handler()
+
+        async def guarded(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except (HTTPException, RequestValidationError):
+                raise
+            except Exception as error:  # noqa: BLE001 - the edge of the request
+                return failed(known_fault(error, f"{request.method} {self.path}"))
+
+        return guarded
+
+
+def side_by_side(first: IndexedRelease, second: IndexedRelease, comparison: Comparison | None) -> HTMLResponse:
+    """Two releases: what they are, their gates and figures, then what differs in all that they read and made.
+
+    Args:
+        first: On the left.
+        second: On the right.
+        comparison: None for releases in two stores, which only their figures can be compared of.
+    """
+    both = (first, second)
+    gates = dict.fromkeys(gate for one in both for gate in one.verdicts)
+    labels = dict.fromkeys(figure.label for one in both for figure in one.figures)
+    tables = {
+        "The releases": [
+            ("model", *(one.row.model for one in both)),
+            ("commit", *(one.row.commit for one in both)),
+            ("created", *(_time(one.row.resolved_at) for one in both)),
+            ("verdict", *(one.row.verdict or "open" for one in both)),
+            ("recipe", *(", ".join(f"{recipe} on {target}" for target, recipe in one.recipes.items()) for one in both)),
+            ("cost", *(one.cost.in_words(one.currency) for one in both)),
+            ("decided", *("; ".join(one.decided) for one in both)),
+        ],
+        "Gates": [(gate, *(one.verdicts.get(gate, "") for one in both)) for gate in gates],
+        "Figures": [(label, *(_figure(one, label) for one in both)) for label in labels],
+    }
+    sections = comparison and [
+        (one.title, one.note, [(change.path, _shown(change.before), _shown(change.after)) for change in one.changes])
+        for one in comparison.sections
+    ]
+    names = {"first": first.row.release_id, "second": second.row.release_id}
+    return page(200, "Two releases", "compare", tables=tables, sections=sections, **names)
+
+
+def _figure(one: IndexedRelease, label: str) -> str:
+    return "; ".join(f"{figure.value}: {figure.note}" for figure in one.figures if figure.label == label)
+
+
+def _shown(value: object) -> str:
+    return "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _figures(one: IndexedRelease, labels: Mapping[str, str]) -> list[str]:
+    """What a cell of the list says of some figures of a release."""
+    told = []
+    for figure in one.figures:
+        label, _, of = figure.label.partition(", ")
+        if label in labels:
+            told.append(f"{figure.value} ({', '.join(filter(None, (of, labels[label])))})")
+    return told
+
+
+def _time(at: datetime) -> str:
+    return f"{at:%Y-%m-%d %H:%M UTC}"
+
 
 app = FastAPI(title="LLM releases", docs_url=None, redoc_url=None, openapi_url=None)
 app.router.route_class = GuardedRoute
@@ -75,12 +182,12 @@ def run_report(dag_id: str, run_id: str) -> HTMLResponse:
     except ConfigError as error:
         configs = _composed(dag_id)
         if not configs:
-            return message(404, "No report", str(error))
+            return page(404, "No report", text=str(error))
     for config in configs:
         store = store_to_read(config_with_secrets(config).deployment.store)
         if (release_id := release_of_run(store, dag_id, run_id)) is not None:
             return _report(store, release_id)
-    return message(404, "No report yet", "The run's first stage has not named its release yet.")
+    return page(404, "No report yet", text="The run's first stage has not named its release yet.")
 
 
 @app.get(
@@ -94,9 +201,9 @@ def release_report(dag_id: str, release_id: str) -> HTMLResponse:
         store = store_to_read(loaded.deployment.store)
         config = read_release_record(store, release_id).release.name
     except ConfigError as error:
-        return message(404, "No report", str(error))
+        return page(404, "No report", text=str(error))
     if config != loaded.config.name:
-        return message(404, "No report", f"{release_id} is no release of {dag_id}")
+        return page(404, "No report", text=f"{release_id} is no release of {dag_id}")
     return _report(store, release_id)
 
 
@@ -104,7 +211,7 @@ def _report(store: ArtifactStore, release_id: str) -> HTMLResponse:
     try:
         report = store.read_file(report_name(release_id))
     except FileNotFoundError:
-        return message(404, "No report yet", f"Release {release_id} is running; its report is written at the end.")
+        return page(404, "No report yet", text=f"Release {release_id} is running; its report is written at the end.")
     return HTMLResponse(report.decode(errors="replace"), headers=SECURITY_HEADERS)
 
 
@@ -115,19 +222,31 @@ def releases(user: GetUserDep, text: str = "", state: str = "") -> HTMLResponse:
     Status 503 if a store cannot be read.
     """
     shown = _Shown(_readable_configs(user))
-    serving = {one.pointer.release_id for one in shown.placed if one.name == "production"}
-    asked = ReleaseFilter(text, state)
-    listed = asked.of(shown.releases, serving)
-    watches = watches_table(shown.watches())
-    body = problem_list("Stores that cannot be read", shown.unread) + serving_table(shown.serving())
-    body += filter_form(asked) + releases_table(listed) + watches
-    body += problem_list(f"Stores of which only the newest {INDEXED:,} releases are listed", shown.full)
-    if shown.releases and not listed:
-        body += "<p>No release matches the filter.</p>"
-    if not shown.releases and not shown.unread:
-        body += _NONE_YET if shown.paths else _NONE_READABLE
-    body += problem_list("Release configs with a mistake", shown.wrong)
-    return page(503 if shown.unread else 200, "Releases", body)
+    in_production = {one.pointer.release_id for one in shown.placed if one.name == "production"}
+
+    def is_asked_for(one: IndexedRelease) -> bool:
+        if text.lower() not in f"{one.row.release_id} {one.row.model}".lower():
+            return False
+        if state == _SERVES:
+            return one.row.release_id in in_production
+        return state in ("", one.row.verdict or _OPEN)
+
+    watches = shown.watches()  # adds to what cannot be read
+    return page(
+        503 if shown.unread else 200,
+        "Releases",
+        "releases",
+        shown=shown,
+        serving=shown.serving(),
+        text=text,
+        state=state,
+        states=_STATES,
+        listed=list(filter(is_asked_for, shown.releases)),
+        most_listed=_MOST_LISTED,
+        figures=FIGURES,
+        dag_prefix=DAG_PREFIX,
+        watches=watches,
+    )
 
 
 @app.get("/compare")
@@ -135,21 +254,17 @@ def compared(user: GetUserDep, release: Annotated[list[str], Query()] = []) -> H
     """Two releases side by side."""
     shown = _Shown(_readable_configs(user))
     if shown.unread:
-        return page(503, "Not available", problem_list("Stores that cannot be read", shown.unread))
+        return page(503, "Not available", "unread", unread=shown.unread)
     chosen = [one for one in shown.releases if one.row.release_id in release]
     if len(chosen) != 2:  # noqa: PLR2004
-        return message(400, "Choose two releases", "Tick two releases of the list; both must be yours to read.")
+        return page(400, "Choose two releases", text="Tick two releases of the list; both must be yours to read.")
     second, first = chosen  # the newest is listed first
     stores = [shown.configs[one.row.config].deployment.store for one in (first, second)]
     comparison = None
     if stores[0].uri == stores[1].uri:
         references = (ReleaseReference(one.row.release_id) for one in (first, second))
         comparison = compare(store_to_read(stores[0]), *references)
-    return page(200, "Two releases", side_by_side(first, second, comparison))
-
-
-_NONE_YET = "<p>No release yet: trigger a DAG whose name begins with <code>release__</code>.</p>"
-_NONE_READABLE = "<p>You may read no DAG whose name begins with <code>release__</code>.</p>"
+    return side_by_side(first, second, comparison)
 
 
 class _Shown:
@@ -160,7 +275,6 @@ class _Shown:
         placed: What serves, and what served before.
         unread: What cannot be read, with the reason.
         away: URIs of the stores that cannot be read at all.
-        full: URIs of the stores with more releases than their index holds.
         wrong: Release configs with a mistake.
     """
 
@@ -168,7 +282,6 @@ class _Shown:
         self.paths = paths
         self.configs: dict[str, ConfiguredRelease] = {}
         self.unread: list[str] = []
-        self.full: list[str] = []
         self.away: set[str] = set()
         self.wrong: list[str] = []
         used = _used(map(dag_id_of, paths))
@@ -185,7 +298,6 @@ class _Shown:
                 store = store_to_read(settings)
                 found, (pointers, lost) = read_releases(store), readable_pointers(store)
                 releases += [one for one in found.whole if one.row.config in self.configs]
-                self.full += [uri] if len(found.whole) >= INDEXED else []
                 placed += pointers
                 if damaged := [*found.damaged, *map(DamagedRow.of, lost)]:
                     log.warning("%s", Lines("\n".join(map(str, damaged))))
@@ -199,7 +311,7 @@ class _Shown:
             key=lambda one: (one.target, one.model_id, one.name != "production"),
         )
 
-    def serving(self) -> list[Placed]:
+    def serving(self) -> list[tuple[PointerReference, tuple[bool, str]]]:
         """Every pointer, with what is seen of its place now."""
         with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
             return list(zip(self.placed, pool.map(self._seen, self.placed), strict=True))
@@ -264,3 +376,14 @@ def _readable_configs(user: Any) -> list[Path]:
             method="GET", access_entity=DagAccessEntity.RUN, details=DagDetails(id=dag_id_of(path)), user=user
         )
     ]
+
+
+_TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent / "templates"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    finalize=lambda value: several_lines(value) if type(value) is str else value,
+)
+_TEMPLATES.filters |= {"figures": _figures, "time": _time}

@@ -21,8 +21,7 @@ from small_tasks import CHOICE, SAY, write_chat_model, write_tasks
 
 from llm_pipeline.accuracy.baseline_gate import judge_baseline
 from llm_pipeline.accuracy.evaluate import evaluate_baseline, evaluate_candidate
-from llm_pipeline.accuracy.evaluation import read_summary
-from llm_pipeline.accuracy.table import format_evaluation
+from llm_pipeline.accuracy.evaluation import format_evaluation, read_summary
 from llm_pipeline.artifacts.checkpoint_loading import load_tokenizer
 from llm_pipeline.artifacts.items import read_items
 from llm_pipeline.base.errors import IntegrityError

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from scipy import stats
 
-from llm_pipeline.accuracy.evaluation import Comparison, EvaluationSummary
+from llm_pipeline.accuracy.evaluation import Comparison, EvaluationSummary, format_evaluation
 from llm_pipeline.accuracy.gate import (
     LOOKS,
     LossSample,
@@ -27,7 +27,6 @@ from llm_pipeline.accuracy.gate import (
     level_of,
     portions,
 )
-from llm_pipeline.accuracy.table import format_evaluation
 from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.verdict import Judgement, Verdict

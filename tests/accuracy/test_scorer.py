@@ -22,9 +22,8 @@ from small_tasks import CHOICE, SAY, SHOTS, TEMPLATE, write_chat_model, write_ta
 
 from llm_pipeline.accuracy import scorer as module
 from llm_pipeline.accuracy.evaluate import evaluate_baseline
-from llm_pipeline.accuracy.evaluation import NotFinite
+from llm_pipeline.accuracy.evaluation import NotFinite, format_evaluation
 from llm_pipeline.accuracy.scorer import Scorer, checkpoint_model
-from llm_pipeline.accuracy.table import format_evaluation
 from llm_pipeline.accuracy.tasks import load_tasks
 from llm_pipeline.artifacts.checkpoint_loading import load_tokenizer
 from llm_pipeline.base.errors import ConfigError

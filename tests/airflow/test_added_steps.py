@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 from llm_pipeline_airflow.dag_factory import release_dag
 
-from llm_pipeline.base.errors import ConfigError, Terminal
+from llm_pipeline.base.errors import Terminal
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.local_run import LocalRun
 from llm_pipeline.planning.stage_cost import planned_steps
 from llm_pipeline.release.flow import release_flow
 from llm_pipeline.release.loading import load_release
 from llm_pipeline.release.reference import steps_table
-from llm_pipeline.release.registry import load_stage
 from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.reporting.collect import collect
 from llm_pipeline.reporting.headline import flow_order
@@ -47,7 +46,7 @@ def request(flow, subject):
 
 STAGE = Stage(
     name="smoke", version=1, config=SmokeConfig, request=request, run=lambda context: StageOutput(),
-    environment="control", publishes=False,
+    publishes=False,
 )
 """
 
@@ -116,14 +115,6 @@ def test_an_added_gate_that_refuses_moves_no_traffic(smoke_release, project, in_
     with pytest.raises(Terminal, match="the test asked for a terminal error"):
         LocalRun(project.config, approve=lambda _line: True).run()
     assert "canary" not in {stage for stage, _ in in_process.ran}
-
-
-@pytest.mark.parametrize("said", ['environment="model"', 'environment="control", reusable=False'])
-def test_a_stage_that_contradicts_its_step_is_refused(smoke_release, said):
-    module = Path(sys.path[0]) / "smoke_release.py"
-    module.write_text(PACKAGE.replace('environment="control"', said))
-    with pytest.raises(ConfigError, match="stage smoke declares"):
-        load_stage("smoke")
 
 
 def test_the_reference_has_them(smoke_release):

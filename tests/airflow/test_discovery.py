@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from llm_pipeline_airflow.deployment_dags import guard_dags, retention_dags, rollback_dags, verify_dags
+from llm_pipeline_airflow.deployment_dags import MAKERS, deployment_dags
 from llm_pipeline_airflow.discovery import check_release_configs, release_dags
 
 from llm_pipeline.base.errors import ConfigError
@@ -90,20 +90,20 @@ def test_a_schedule_that_cannot_be_is_named(project, added, mistake):
 
 
 @pytest.mark.parametrize(
-    ("key", "written", "dags"),
+    ("key", "written", "kind"),
     [
-        ("guard_schedule", "guard_schedule: every minute", guard_dags),
-        ("verification_schedule", "verification_schedule: every minute", verify_dags),
-        ("retention.schedule", "retention: { schedule: every minute }", retention_dags),
+        ("guard_schedule", "guard_schedule: every minute", "guard"),
+        ("verification_schedule", "verification_schedule: every minute", "verify"),
+        ("retention.schedule", "retention: { schedule: every minute }", "retention"),
     ],
 )
-def test_a_schedule_of_a_deployment_that_cannot_be_is_named_and_takes_no_other_dag_along(project, key, written, dags):
+def test_a_schedule_of_a_deployment_that_cannot_be_is_named_and_takes_no_other_dag_along(project, key, written, kind):
     deployment = project.config.parents[1] / "deployments" / "here.yaml"
     deployment.with_name("there.yaml").write_text(deployment.read_text())
     other = project.config.read_text().replace("deployment: here", "deployment: there")
     project.config.with_name("other.yaml").write_text(other)
     deployment.write_text(f"{deployment.read_text()}{written}\n")
-    assert [name.partition("__")[2] for name in dags((project.config.parent,))] == ["there"]
+    assert [name.partition("__")[2] for name in deployment_dags(kind, (project.config.parent,))] == ["there"]
     with pytest.raises(ConfigError, match=f"{key} 'every minute'"):
         check_release_configs((project.config.parent,))
 
@@ -164,7 +164,7 @@ def odd(project, monkeypatch) -> Path:
 def test_a_config_that_raises_anything_leaves_every_other_dag_alone(project, odd, caplog):
     releases = project.config.parent
     assert set(release_dags((releases,))) == {"release__tiny"}
-    for dags in (guard_dags, retention_dags, rollback_dags, verify_dags):
-        assert len(dags((releases,))) == 1
+    for kind in MAKERS:
+        assert len(deployment_dags(kind, (releases,))) == 1
     assert "Traceback" in caplog.text
     assert "hunter2" not in caplog.text

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from airflow.sdk.exceptions import AirflowSkipException, ParamValidationError
-from llm_pipeline_airflow.deployment_dags import GuardOperator, RollBackOperator, guard_dags, rollback_dags
+from llm_pipeline_airflow.deployment_dags import GuardOperator, RollBackOperator, deployment_dags
 from llm_pipeline_airflow.faults import Refused
 from place_here import serve
 
@@ -31,8 +31,8 @@ def deployment(project) -> Path:
 @pytest.fixture
 def dags(project):
     def made():
-        (guard,) = guard_dags((project.config.parent,)).values()
-        (rollback,) = rollback_dags((project.config.parent,)).values()
+        (guard,) = deployment_dags("guard", (project.config.parent,)).values()
+        (rollback,) = deployment_dags("rollback", (project.config.parent,)).values()
         return guard, rollback
 
     return made
@@ -93,7 +93,7 @@ def test_the_form_becomes_a_command_for_the_one_target(dags):
 def test_the_guard_runs_as_a_process_and_says_little(deployment, caplog):
     with caplog.at_level(logging.INFO):
         GuardOperator(task_id="guard", deployment_file=str(deployment), subject="cpu-a").execute({})
-    where, done = (record.message for record in caplog.records if "command" in record.name)
+    where, done = (record.message for record in caplog.records if "deployment_dags" in record.name)
     assert where.startswith("| deployment here, store file://")
     assert done == "| nothing to do"
 

@@ -12,7 +12,7 @@ from llm_pipeline_airflow.operators import StageOperator
 from llm_pipeline.base import detached
 from llm_pipeline.base.errors import PipelineError, StageCrashed, StageOutOfTime
 from llm_pipeline.local_run import LocalRun
-from llm_pipeline.release import time_limit, time_limits
+from llm_pipeline.release import time_limit
 from llm_pipeline.release.contract import TimeLimit
 from llm_pipeline.release.loading import load_release
 from llm_pipeline.release_progress import placement, resolve_request
@@ -29,8 +29,8 @@ def impatient(monkeypatch):
 
 
 def test_a_run_without_airflow_ends_it_tells_people_and_tries_again(project, monkeypatch, told):
-    monkeypatch.setattr(time_limits, "_LEAST_SECONDS", 0.1)
-    monkeypatch.setattr(time_limits, "_FACTOR", 1.5)
+    monkeypatch.setattr(time_limit, "_LEAST_SECONDS", 0.1)
+    monkeypatch.setattr(time_limit, "_FACTOR", 1.5)
     project.script(resolve={"planned": {"download": 8}}, download={"hang": True}, baseline={"error": "terminal"})
     with pytest.raises(PipelineError, match="the test asked for a terminal error"):
         LocalRun(project.config, approve=lambda _: True).run()

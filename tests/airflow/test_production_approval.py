@@ -202,7 +202,7 @@ def task(released, flow, monkeypatch) -> QuestionOperator:
     forget(flow)
     task = release_dag(released.config).get_task("approve")
     task.release_id = RELEASE
-    monkeypatch.setattr(QuestionOperator, "check_claim", lambda *_: None)
+    monkeypatch.setattr(QuestionOperator, "check_claim", lambda *_, **__: None)
     monkeypatch.setattr(QuestionOperator, "ask", lambda *_: ASKED)
     hitl = "airflow.providers.standard.operators.hitl.ApprovalOperator.execute_complete"
     monkeypatch.setattr(hitl, lambda _self, _context, event: event["chosen_options"])

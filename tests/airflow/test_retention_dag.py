@@ -4,7 +4,7 @@ import logging
 
 import pytest
 from airflow.sdk import DAG
-from llm_pipeline_airflow.deployment_dags import retention_dags
+from llm_pipeline_airflow.deployment_dags import deployment_dags
 
 from llm_pipeline.store import open_store
 
@@ -19,13 +19,13 @@ def with_rules(project):
 
 
 def made(project) -> DAG:
-    (dag,) = retention_dags((project.config.parent,)).values()
+    (dag,) = deployment_dags("retention", (project.config.parent,)).values()
     return dag
 
 
 def test_a_deployment_has_one_dag_however_many_releases_name_it(project):
     project.config.with_name("other.yaml").write_text(project.config.read_text())
-    assert set(retention_dags((project.config.parent,))) == {"retention__here"}
+    assert set(deployment_dags("retention", (project.config.parent,))) == {"retention__here"}
 
 
 def test_the_deployment_says_when_it_runs_and_whether_it_deletes(with_rules):

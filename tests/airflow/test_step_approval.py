@@ -66,7 +66,7 @@ def task(project, store, monkeypatch) -> StepApprovalOperator:
     task.target, task.release_id = "cpu-a", "r2"
     monkeypatch.setattr(ReleaseProgress, "open", lambda *_: Released(store))
     monkeypatch.setattr("llm_pipeline_airflow.approvals.tell_canary", lambda *_, **__: None)
-    monkeypatch.setattr(StepApprovalOperator, "check_claim", lambda *_: None)
+    monkeypatch.setattr(StepApprovalOperator, "check_claim", lambda *_, **__: None)
     monkeypatch.setattr("airflow.providers.standard.operators.hitl.ApprovalOperator.execute", lambda *_: ASKED)
     return task
 

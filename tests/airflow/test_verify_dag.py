@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from airflow.sdk import DAG
-from llm_pipeline_airflow.command import FoundWrong
-from llm_pipeline_airflow.deployment_dags import VerifyOperator, verify_dags
+from llm_pipeline_airflow.deployment_dags import FoundWrong, VerifyOperator, deployment_dags
 from llm_pipeline_airflow.discovery import all_dags
 from llm_pipeline_airflow.notifications import ReleaseNotifier
 from place_here import serve
@@ -29,7 +28,7 @@ def deployment(project) -> Path:
 
 
 def made(project) -> DAG:
-    (dag,) = verify_dags((project.config.parent,)).values()
+    (dag,) = deployment_dags("verify", (project.config.parent,)).values()
     return dag
 
 

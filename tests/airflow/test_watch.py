@@ -211,13 +211,16 @@ def test_an_exception_that_nobody_expected_is_logged_once_and_the_watch_goes_on(
 
 
 def test_the_page_shows_what_people_wrote_as_text(watching):
-    from llm_pipeline_airflow.pages import watches_table
+    from llm_pipeline_airflow.web import page
 
     watching.hub.publish(**{"<script>.md": b"x"})
     watching.events(2)
-    table = watches_table([(load_release(watching.project.config).config, read_status(watching.store, "tiny"))])
-    assert "&lt;script&gt;" in table
-    assert "<script" not in table
+    watches = [(load_release(watching.project.config).config, read_status(watching.store, "tiny"))]
+    nothing = SimpleNamespace(unread=(), wrong=(), releases=(), paths=())
+    others = {"serving": (), "listed": (), "states": (), "text": "", "state": ""}
+    shown = page(200, "Releases", "releases", shown=nothing, watches=watches, **others).body.decode()
+    assert "&lt;script&gt;" in shown
+    assert "<script" not in shown
 
 
 @pytest.mark.parametrize(

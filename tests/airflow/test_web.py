@@ -63,7 +63,7 @@ def empty_store(project) -> None:
         (Transient("the store does not answer"), 503, "the store does not answer"),
         (OSError(5, "Input/output error", "/store/x"), 503, "[/store/x]"),
         (IntegrityError("a document is not valid"), 500, "a document is not valid"),
-        (ZeroDivisionError("of hunter2"), 500, "server&#x27;s log"),
+        (ZeroDivisionError("of hunter2"), 500, "server&#39;s log"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )

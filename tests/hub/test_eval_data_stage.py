@@ -16,8 +16,7 @@ import yaml
 from huggingface_hub import constants
 
 from llm_pipeline.accuracy.data_sets import held_data_sets
-from llm_pipeline.accuracy.evaluation import read_summary
-from llm_pipeline.accuracy.table import format_evaluation
+from llm_pipeline.accuracy.evaluation import format_evaluation, read_summary
 from llm_pipeline.accuracy.tasks import LoadedTasks, load_tasks
 from llm_pipeline.base.confinement import confined
 from llm_pipeline.base.records import ArtifactRef

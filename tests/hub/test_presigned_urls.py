@@ -64,7 +64,7 @@ def test_a_client_that_its_user_debugs_is_quiet_in_airflow_s_processes_too(local
     redirect_to_a_signed_url(local_hub, commit)
     script = (
         "import logging, sys; logging.basicConfig(level=logging.DEBUG)\n"
-        "import llm_pipeline_airflow.logs\n"
+        "import llm_pipeline_airflow.faults\n"
         "from llm_pipeline.hub.access import connect\n"
         f"hub = connect({local_hub.endpoint!r}, 'NO_TOKEN')\n"
         f"hub.api.hf_hub_download('demo/tiny', 'model.safetensors', revision={commit!r}, local_dir={str(tmp_path)!r})\n"

@@ -22,9 +22,9 @@ from llm_pipeline.planning.sources import History
 from llm_pipeline.planning.stage_cost import planned_steps
 from llm_pipeline.release import execute
 from llm_pipeline.release.contract import Produced, StageContext, StageOutput, StageResult, Timings
+from llm_pipeline.release.execute import load_stage
 from llm_pipeline.release.loading import load_release
 from llm_pipeline.release.record import read_release_record
-from llm_pipeline.release.registry import load_stage
 from llm_pipeline.release_progress import ReleaseProgress, resolve_request
 from llm_pipeline.store import ArtifactStore, open_store
 

@@ -5,7 +5,7 @@ import pytest
 from llm_pipeline.planning.plan import time_warnings
 from llm_pipeline.planning.stage_cost import StepCost
 from llm_pipeline.release.loading import load_release
-from llm_pipeline.release.time_limits import time_limit
+from llm_pipeline.release.time_limit import time_limit
 from llm_pipeline.release_progress import resolve_request
 
 DEMO = Path(__file__).parents[2] / "configs" / "releases" / "demo.yaml"

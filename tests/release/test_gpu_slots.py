@@ -115,7 +115,7 @@ def test_a_stage_that_computes_holds_them_and_one_that_is_reused_does_not(tmp_pa
         seen.append(is_locked(tmp_path / "work/gpus/gpus.0"))
         return StageOutput()
 
-    stage = Stage(name="quantize", version=1, config=_Config, run=run, environment="model", publishes=False)
+    stage = Stage(name="quantize", version=1, config=_Config, run=run, publishes=False)
     monkeypatch.setattr(execution, "load_stage", lambda _name: stage)
     history = History(tmp_path)
     request = StageRequest(

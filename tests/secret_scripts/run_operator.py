@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from functools import cached_property
 from pathlib import Path
 
 from llm_pipeline_airflow.operators import StageOperator
@@ -23,7 +24,8 @@ class Operator(StageOperator):
     def _check_claim(self, _context, _request):
         """There is no release, so none waits for its turn."""
 
-    def _runner_here(self):
+    @cached_property
+    def _runner(self):
         return Runners(Deployment.model_validate_json(Path(sys.argv[2]).read_bytes()))
 
 

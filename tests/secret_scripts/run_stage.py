@@ -13,11 +13,11 @@ from urllib.parse import quote
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.cli import main
 from llm_pipeline.hub.access import connect
-from llm_pipeline.release import execute, registry
+from llm_pipeline.release import execute
 from llm_pipeline.release.contract import Stage, StageContext, StageOutput
 
 log = get_logger("tests.stage")
-real_load_stage = registry.load_stage
+real_load_stage = execute.load_stage
 
 
 def load_stage(name: str) -> Stage:

@@ -62,7 +62,6 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> Counter:
         version=1,
         config=CountConfig,
         run=counter.run,
-        environment="control",
         tools=("pydantic",),
         places=frozenset({"address"}),
     )

@@ -12,7 +12,7 @@ _PROGRAM = """
 import sys
 from llm_pipeline.release.flow import release_flow
 from llm_pipeline.release.process import run_stage_process
-from llm_pipeline.release.registry import load_stage
+from llm_pipeline.release.execute import load_stage
 
 for step in release_flow():
     if step.is_stage and step.name != "resolve":  # the plan computes a lot with numpy

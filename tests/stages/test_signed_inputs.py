@@ -60,7 +60,7 @@ def run_stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, signed) -> Callab
         began.append(context.inputs["checkpoint"])
         return StageOutput()
 
-    stage = Stage(name="reader", version=1, config=NoConfig, run=work, environment="control", reusable=False)
+    stage = Stage(name="reader", version=1, config=NoConfig, run=work, reusable=False)
     monkeypatch.setattr(execution, "load_stage", lambda _name: stage)
 
     def run(ref: ArtifactRef) -> object:

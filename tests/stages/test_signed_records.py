@@ -47,7 +47,7 @@ class Site:
         self.store = open_store(self.config)
         self.root = root
         self.runs = 0
-        self.stage = Stage(name="write", version=1, config=TextConfig, run=self._work, environment="control")
+        self.stage = Stage(name="write", version=1, config=TextConfig, run=self._work)
 
     def _work(self, context: StageContext[TextConfig]) -> StageOutput:
         self.runs += 1
@@ -145,12 +145,12 @@ def test_the_signed_record_of_another_key_is_no_record_of_this_one(site: Site) -
 def test_an_artifact_that_two_keys_came_to_is_reused_under_both(site: Site) -> None:
     """Equal content has one name and the provenance of whoever published it first."""
     first = site.run()
-    site.stage = Stage(name="write", version=2, config=TextConfig, run=site._work, environment="control")
+    site.stage = Stage(name="write", version=2, config=TextConfig, run=site._work)
     second = site.run()
     assert second.key != first.key
     assert second.artifacts == first.artifacts
     assert site.run().reused
-    assert site.store.provenance(second.artifacts["one"]).stage_key == first.key
+    assert site.store.manifest(second.artifacts["one"]).provenance.stage_key == first.key
 
 
 def test_a_record_of_before_records_were_signed_is_computed_once_more(site: Site) -> None:

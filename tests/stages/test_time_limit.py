@@ -36,7 +36,7 @@ def hang(context):
     time.sleep(600)
 
 time_limit.GRACE_SECONDS = 0.3
-stage = Stage(name="choose", version=1, config=Nothing, run=hang, environment="control")
+stage = Stage(name="choose", version=1, config=Nothing, run=hang)
 execute.load_stage = lambda name: stage
 raise SystemExit(process.run_stage_process("choose", Path(sys.argv[1]), sys.argv[2]))
 """

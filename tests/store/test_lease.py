@@ -172,7 +172,7 @@ def _execute(request: StageRequest, ended: "multiprocessing.Queue[str]") -> None
 def test_of_two_processes_that_want_one_stage_key_one_computes_and_the_other_waits_and_reuses(
     store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first_is_killed: bool
 ) -> None:
-    stage = Stage(name="count", version=1, config=Nothing, run=_counted, environment="control")
+    stage = Stage(name="count", version=1, config=Nothing, run=_counted)
     monkeypatch.setattr("llm_pipeline.release.execute.load_stage", lambda _name: stage)
     monkeypatch.setattr("llm_pipeline.store.lease._POLL_SECONDS", 0.1)
     ended: multiprocessing.Queue[str] = multiprocessing.Queue()

@@ -33,8 +33,8 @@ from llm_pipeline.base.errors import PipelineError, StageCrashed, Transient, fro
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.release.contract import OUTCOME, StageFailure, StageRequest, StageResult
+from llm_pipeline.release.execute import publishes
 from llm_pipeline.release.process import job_outcome_name
-from llm_pipeline.release.registry import publishes
 from llm_pipeline.runners.runner import Job, Placement
 from llm_pipeline.runners.shared import (
     INSTALL_IN_IMAGE,

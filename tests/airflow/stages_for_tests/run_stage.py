@@ -22,7 +22,7 @@ from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
-from llm_pipeline.release import execute, registry
+from llm_pipeline.release import execute
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
 
 GATES = ("baseline_gate", "accuracy", "staging", "served_accuracy", "load_test", "canary")
@@ -39,7 +39,7 @@ REAL = ("choose",)
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 log = get_logger("tests.stage")
-real_load_stage = registry.load_stage
+real_load_stage = execute.load_stage
 
 
 def load_stage(name: str) -> Stage:

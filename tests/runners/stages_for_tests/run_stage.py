@@ -55,7 +55,7 @@ def run(context: StageContext[Script]) -> StageOutput:
 
 
 if __name__ == "__main__":
-    stage = Stage(name="choose", version=1, config=Script, run=run, environment="control", reusable=False)
+    stage = Stage(name="choose", version=1, config=Script, run=run, reusable=False)
     execute.load_stage = lambda _name: stage
     from llm_pipeline.cli import main
 
