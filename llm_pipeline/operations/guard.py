@@ -142,13 +142,13 @@ class Guard:
         state = read_place(store, target)
         journal = CanaryJournal(store, state.on_trial, target)
         record = journal.load() if state.on_trial else None
-        ended = record is None or record.settled
-        routed = state.on_trial != "" if record is None or record.settled else record.intended is not None
-        if self.place.router is not None or not routed:  # or else it is on another host: nobody may rely on this guard
-            record_heartbeat(store, target, now)
-        elif not ended:
-            return []
-        if record is None or ended:
+        if record is not None and record.settled:
+            record = None
+        routed = record.intended is not None if record is not None else state.on_trial != ""
+        if self.place.router is None and routed:
+            return []  # its router is on another host: nobody may rely on this guard
+        record_heartbeat(store, target, now)
+        if record is None:
             return []
         must, why = self._must_end(record, self._approval(record), now)
         if not must or is_driven(store, target, seconds=self.watch_seconds):
