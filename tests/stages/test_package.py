@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,8 +16,10 @@ from pretended_engine import make_engine
 from llm_pipeline.artifacts.golden import GoldenPrompt, read_golden, write_golden
 from llm_pipeline.artifacts.items import ScoredItem, write_items
 from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.config.target import Target
 from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
 from llm_pipeline.release.execute import execute
+from llm_pipeline.stages import package as packaging
 from llm_pipeline.store import open_store
 
 TARGET = {
@@ -30,7 +33,6 @@ GPU_TARGET = {"name": "h100", "accelerator": "H100-SXM5-80GB", "engine": "tensor
 @pytest.fixture
 def gpu_build(tmp_path):
     from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts, GpuFacts, HostFacts
-    from llm_pipeline.config.target import Target
 
     directory = tmp_path / "gpu_engine"
     directory.mkdir()
@@ -117,6 +119,38 @@ def test_the_golden_answers_of_an_engine_that_speculates_are_those_of_the_engine
     write_golden(plain, [wanted])
     store, result = package(engine=speculating, plain=plain)
     assert read_golden(store.fetch(result.artifacts["repository"])) == [wanted]
+
+
+@pytest.mark.parametrize(
+    ("own", "subject", "chosen", "compared"),
+    [
+        ({}, "h100:fp8:ngram", "", "engine of build h100:fp8"),
+        ({}, "h100", "ngram", "engine of build h100:fp8"),
+        ({}, "h100:fp8", "", None),
+        ({}, "h100", "", None),
+        ({"speculative_config": {"method": "eagle"}}, "h100:fp8:ngram", "", None),
+    ],
+    ids=["a trial", "what was chosen", "a trial without", "chosen without", "the target itself speculates"],
+)
+def test_packaging_asks_for_the_engine_without_speculation_where_a_variant_alone_speculates(
+    own, subject, chosen, compared
+):
+    variants = {"ngram": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}}
+    target = Target(**GPU_TARGET | {"engine": "vllm"}, runtime={"engine_args": own}, variants=variants)
+
+    def of_subject(name):
+        return target.varied(name.partition("fp8:")[2] if ":" in name else chosen)
+
+    flow = SimpleNamespace(
+        target=of_subject,
+        chosen_recipe=lambda _: "fp8",
+        artifact=lambda stage, of, name: f"{name} of {stage} {of}",
+        record=SimpleNamespace(model=SimpleNamespace(id="organisation/name")),
+        release=SimpleNamespace(evaluation=SimpleNamespace(chat_template_arguments={})),
+    )
+    _, inputs = packaging.request(flow, subject)
+    assert inputs["engine"] == f"engine of build {subject}"
+    assert inputs.get("plain_engine") == compared
 
 
 def test_another_release_with_the_same_inputs_gets_the_same_repository(package):
