@@ -34,6 +34,7 @@ else:
     import served_model
 
 IDLE_POLL_SECONDS = 0.5
+JSON_BEGINS = '{["-0123456789tfn'
 SCORED_AT_ONCE = 64
 """Tokens; the batch generates on between these."""
 
@@ -142,16 +143,23 @@ class SchemaCheck:
         with tempfile.TemporaryDirectory() as directory:
             ov.save_model(model, Path(directory) / "openvino_model.xml")
             self._pipeline = genai.LLMPipeline(directory, tokenizer, "CPU", ATTENTION_BACKEND="SDPA")
+        self._tokenizer = tokenizer
 
     def require(self, generation: Any) -> None:
-        """Raises `RefusedError` for a schema that does not compile."""
+        """Raises `RefusedError` for a schema that does not compile, or that no token begins to follow.
+
+        Where all tokens are forbidden, the first one of the vocabulary is made.
+        """
         trial = genai.GenerationConfig()
         trial.max_new_tokens, trial.apply_chat_template = 1, False
         trial.structured_output_config = generation.structured_output_config
         try:
-            self._pipeline.generate(ov.Tensor(np.zeros((1, 1), np.int64)), trial)
+            made = self._pipeline.generate(ov.Tensor(np.zeros((1, 1), np.int64)), trial)
         except RuntimeError as error:
             raise base.invalid(f"json_schema: {str(error).strip().splitlines()[-1].rpartition(': ')[2]}") from error
+        text = self._tokenizer.decode(made.tokens[0])
+        if not text or text.strip()[:1] not in JSON_BEGINS:
+            raise base.invalid("json_schema: no token of this model's tokenizer begins an answer that follows it")
 
 
 class TritonPythonModel(served_model.ServedModel):

@@ -1,0 +1,66 @@
+"""Which JSON schemas OpenVINO's batch is given, by what the model's tokenizer can write."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import pytest
+
+ov = pytest.importorskip("openvino")
+genai = pytest.importorskip("openvino_genai")
+openvino_tokenizers = pytest.importorskip("openvino_tokenizers")
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+MODELS = Path(__file__).parents[2] / "llm_pipeline/serving/models"
+ENDS = "<s>", "</s>"
+
+
+def of_words() -> Tokenizer:
+    """Whole words, none of which is in JSON."""
+    words = {word: number for number, word in enumerate((*ENDS, *(f"w{number}" for number in range(60))))}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<s>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return tokenizer
+
+
+def of_bytes() -> Tokenizer:
+    """A token a byte."""
+    symbols = {symbol: number for number, symbol in enumerate((*ENDS, *sorted(pre_tokenizers.ByteLevel.alphabet())))}
+    tokenizer = Tokenizer(models.BPE(symbols, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """The model's file as it stands in a repository."""
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", MagicMock())
+    monkeypatch.syspath_prepend(str(MODELS))
+    import openvino_model
+
+    yield openvino_model
+    for name in ("openvino_model", "llm_model_base", "served_model"):
+        sys.modules.pop(name, None)
+
+
+def check(served, tokenizer, directory, schema):
+    directory.mkdir()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+    made = openvino_tokenizers.convert_tokenizer(fast, with_detokenizer=True)
+    for model, name in zip(made, ("tokenizer", "detokenizer"), strict=True):
+        ov.save_model(model, directory / f"openvino_{name}.xml")
+    generation = genai.GenerationConfig()
+    generation.structured_output_config = genai.StructuredOutputConfig(json_schema=schema)
+    served.SchemaCheck(genai.Tokenizer(str(directory)), tokenizer.get_vocab_size()).require(generation)
+
+
+@pytest.mark.parametrize("schema", ['{"type": "object", "additionalProperties": true}', '{"type": "integer"}'])
+def test_a_schema_that_no_token_begins_to_follow_is_refused(served, tmp_path, schema):
+    check(served, of_bytes(), tmp_path / "bytes", schema)
+    with pytest.raises(served.base.RefusedError, match="json_schema: no token of this model's tokenizer"):
+        check(served, of_words(), tmp_path / "words", schema)
