@@ -9,7 +9,8 @@ _NOISE = re.compile(r"CudaDriverHelper|NVML|DCGM|pinned memory|CUDA memory pool|
 _RECORD = re.compile(r"^(?P<level>[IWE])\d{4} |^\S+Z (?P<iso>[IWE]) ")
 _PYTHON_FAILURE = re.compile(r"[Ff]ailed to (initialize Python stub|load|create instance)")
 _DEATHS = (
-    re.compile(r"engine is dead: its process|died unexpectedly"),  # they name the process
+    re.compile(r"engine is dead: its process"),  # ours
+    re.compile(r"Worker proc \S+ died unexpectedly"),  # vLLM's
     re.compile(r"engine failed|engine cannot be restarted|EngineDeadError"),
 )
 _TAIL_BYTES = 256 * 1024

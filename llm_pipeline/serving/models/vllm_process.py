@@ -247,7 +247,10 @@ def _facts(llm: Any) -> dict[str, Any]:
 
 
 def _end_with_engine(stopping: threading.Event) -> None:
-    """End this process as soon as one of the engine's own ends: a dead worker is told by vLLM only seconds later."""
+    """End this process group as soon as one of the engine's own ends: vLLM tells of a dead worker only seconds later.
+
+    All of it: the engine's processes are forked, and each holds the socket that tells the other side of the end.
+    """
     waiting, names = select.poll(), {}
     for directory in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has just ended
@@ -262,7 +265,8 @@ def _end_with_engine(stopping: threading.Event) -> None:
     if not stopping.is_set():
         when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         sys.stderr.write(f"{when} vLLM's engine is dead: its process {names[ended]}, has ended\n")
-        os._exit(1)
+        sys.stderr.flush()
+        os.killpg(0, signal.SIGKILL)
 
 
 def _end_with(parent: int) -> None:

@@ -33,8 +33,8 @@ def _table(token: int, most: int) -> dict[int, Any]:
 
 
 def _process(name: str) -> subprocess.Popen[bytes]:
-    """One of the engine's own, by the name that vLLM gives it."""
-    return subprocess.Popen([name, "-c", "import time; time.sleep(600)"], executable=sys.executable)
+    """One of the engine's own, by the name that vLLM gives it; it holds what its parent does, as if it were forked."""
+    return subprocess.Popen([name, "-c", "import time; time.sleep(600)"], executable=sys.executable, close_fds=False)
 
 
 class AsyncLLM:
