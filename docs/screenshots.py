@@ -1,6 +1,6 @@
 """Pictures of the demo's Airflow, taken by a headless Chromium through its own debugging protocol.
 
-python docs/screenshots.py --home .pipeline/airflow --port 8080 --dag release__demo --out .readme
+python docs/screenshots.py --home .pipeline/airflow --port 18080 --dag release__demo-chat --run RUN_ID --out .readme
 """
 
 from __future__ import annotations
