@@ -38,13 +38,16 @@ def of_bytes() -> Tokenizer:
 
 @pytest.fixture
 def served(monkeypatch):
-    """The model's file as it stands in a repository."""
+    """The model's file as it stands in a repository; other tests import its modules with other doubles of Triton."""
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", MagicMock())
     monkeypatch.syspath_prepend(str(MODELS))
+    modules = ("openvino_model", "llm_model_base", "served_model")
+    for name in modules:
+        monkeypatch.delitem(sys.modules, name, raising=False)
     import openvino_model
 
     yield openvino_model
-    for name in ("openvino_model", "llm_model_base", "served_model"):
+    for name in modules:
         sys.modules.pop(name, None)
 
 
