@@ -17,7 +17,7 @@ from llm_pipeline.base.errors import InternalError, PipelineError, RemoteStageTr
 from llm_pipeline.base.logging import LogRelay
 from llm_pipeline.base.untrusted_text import one_line
 from llm_pipeline.base.verdict import Verdict, worst
-from llm_pipeline.canary.record import answer
+from llm_pipeline.canary.people import answer
 from llm_pipeline.config.overrides import Overrides
 from llm_pipeline.notifications.event import Event, Origin, answered, asked, failed, judged
 from llm_pipeline.notifications.telling import keep_run, tell, tell_canary

@@ -23,8 +23,7 @@ from dataclasses import replace
 from llm_pipeline.base.errors import ConfigError, Fenced, PipelineError, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.verdict import Judgement
-from llm_pipeline.canary import analysis, evidence
-from llm_pipeline.canary import record as approvals
+from llm_pipeline.canary import analysis, evidence, people
 from llm_pipeline.canary.analysis import AnalysisState, with_look
 from llm_pipeline.canary.deciding import (
     PAUSABLE,
@@ -200,7 +199,7 @@ class CanaryController:
                 case Phase.SHIFTING:
                     return self._shift(record, revision)
         if record.pause is not None and record.pause.asks:
-            approvals.put(self._journal.store, self._plan, record, record.pause)
+            people.put(self._journal.store, self._plan, record, record.pause)
         return self._save(record)
 
     def _observe(self, record: CanaryRecord, percent: float) -> tuple[CanaryRecord, Seen, str]:
@@ -227,11 +226,11 @@ class CanaryController:
         if watches and drifted(record, traffic) is None:
             record, seen = self._look(record, seen)
         elif record.phase is Phase.PAUSED and record.pause is not None:
-            answer = approvals.standing(place, record, record.pause.percent, record.pause.question)
+            answer = people.standing(place, record, record.pause.percent, record.pause.question)
             passes = record.pause.question == "go on" and answer is not None and answer.answer == "approved"
             seen = replace(seen, approval=answer, differs=self._differs(record) if passes else None)
         elif record.phase in (Phase.PENDING, Phase.PASSED):
-            seen = replace(seen, approval=approvals.standing(place, record, percent, "begin"))
+            seen = replace(seen, approval=people.standing(place, record, percent, "begin"))
         elif record.phase is Phase.WARM and not held:
             record, seen = self._warm_up(record, seen)
         production = self._plan.production

@@ -20,7 +20,8 @@ from llm_pipeline.canary import analysis, evidence
 from llm_pipeline.canary.analysis import AnalysisState
 from llm_pipeline.canary.evidence import Outcome, StepDecision
 from llm_pipeline.canary.metrics import Thresholds
-from llm_pipeline.canary.record import CanaryPlan, CanaryRecord, EventKind, Pause, PauseReason, Phase, command
+from llm_pipeline.canary.people import command
+from llm_pipeline.canary.record import CanaryPlan, CanaryRecord, EventKind, Pause, PauseReason, Phase
 from llm_pipeline.canary.router import RouteState, all_to
 from llm_pipeline.canary.slots import WarmUp
 from llm_pipeline.store.place_state import PauseRequest, StepApproval

@@ -24,7 +24,7 @@ from llm_pipeline.cli.options import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from llm_pipeline.canary.record import Reply
+    from llm_pipeline.canary.people import Reply
     from llm_pipeline.config.deployment import Deployment
     from llm_pipeline.store.artifact_store import ArtifactStore
 
@@ -110,7 +110,7 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _pause(options: argparse.Namespace) -> int:
-    from llm_pipeline.canary.record import pause
+    from llm_pipeline.canary.people import pause
     from llm_pipeline.store.provenance import user_here
 
     _, store, place = _named_place(options)
@@ -118,7 +118,7 @@ def _pause(options: argparse.Namespace) -> int:
 
 
 def _resume(options: argparse.Namespace) -> int:
-    from llm_pipeline.canary.record import resume
+    from llm_pipeline.canary.people import resume
     from llm_pipeline.store.provenance import user_here
 
     _, store, place = _named_place(options)
@@ -283,7 +283,7 @@ def _approve_production(options: argparse.Namespace) -> int:
 
 
 def _approve(options: argparse.Namespace) -> int:
-    from llm_pipeline.canary.record import answer
+    from llm_pipeline.canary.people import answer
     from llm_pipeline.store.provenance import user_here
 
     _, store = opened(options)

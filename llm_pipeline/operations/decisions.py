@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.errors import ConfigError, Terminal
-from llm_pipeline.canary.record import Reply
+from llm_pipeline.canary.people import Reply
 from llm_pipeline.operations.served_place import despite_others
 from llm_pipeline.questions import Question, question_of
 from llm_pipeline.release.changes import changing

@@ -23,7 +23,8 @@ from llm_pipeline.base.errors import Unsupported, as_pipeline_error, is_unexpect
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary import evidence
 from llm_pipeline.canary.moving import end_canary
-from llm_pipeline.canary.record import LEASE_SECONDS, CanaryJournal, CanaryRecord, Phase, lease_name, runs_of, take_over
+from llm_pipeline.canary.people import runs_of
+from llm_pipeline.canary.record import LEASE_SECONDS, CanaryJournal, CanaryRecord, Phase, lease_name, take_over
 from llm_pipeline.canary.router import access_log_of
 from llm_pipeline.canary.slots import ServedPlace
 from llm_pipeline.config.deployment import Deployment

@@ -30,7 +30,8 @@ from llm_pipeline.base.errors import Terminal
 from llm_pipeline.base.logging import Lines
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.base.untrusted_text import markdown
-from llm_pipeline.canary import record
+from llm_pipeline.canary import people
+from llm_pipeline.canary.record import Phase, read_canary_record
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.store import Store
 from llm_pipeline.notifications.event import answered, asked
@@ -104,10 +105,10 @@ class AwaitedAnswer(Frozen):
         """Whether the canary that is asked about was rolled back meanwhile."""
         if not self.place:
             return False
-        canary = record.read_canary_record(store, str(self.question["release_id"]), self.place)
-        if canary is None or canary.phase not in (record.Phase.ROLLING_BACK, record.Phase.ROLLED_BACK):
+        canary = read_canary_record(store, str(self.question["release_id"]), self.place)
+        if canary is None or canary.phase not in (Phase.ROLLING_BACK, Phase.ROLLED_BACK):
             return False
-        return self.question["run"] in record.runs_of(canary)
+        return self.question["run"] in people.runs_of(canary)
 
 
 class DecisionTrigger(BaseTrigger):
@@ -411,7 +412,7 @@ class StepApprovalOperator(DecisionOperator):
             log.info("there is nothing to compare %s with: no question is asked", flow.record.release_id)
             return None
         place = self._place(flow)
-        approval = record.ask(
+        approval = people.ask(
             flow.store,
             flow.record.release_id,
             place,
@@ -436,12 +437,12 @@ class StepApprovalOperator(DecisionOperator):
         asked = (flow.store, flow.record.release_id, self._place(flow), self.step)
         approval: StepApproval | None
         if event.get("timedout"):
-            approval = record.time_out(*asked)
+            approval = people.time_out(*asked)
         elif was_found_in_store(event):
-            approval = record.read_approval(*asked)
+            approval = people.read_approval(*asked)
         else:
             approved, by = event["chosen_options"] == [self.APPROVE], who_answered(event)
-            approval = record.answer(*asked, approved=approved, by=by, run=flow.resolved_at.isoformat()).approval
+            approval = people.answer(*asked, approved=approved, by=by, run=flow.resolved_at.isoformat()).approval
         tell_canary(flow.deployment, self._place(flow), flow.record.release_id, link=page_of(context))
         return self._obey(context, approval)
 

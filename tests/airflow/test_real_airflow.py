@@ -19,7 +19,7 @@ from real_airflow import until
 
 from llm_pipeline.base import detached
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.canary.record import read_approval
+from llm_pipeline.canary.people import read_approval
 from llm_pipeline.demo.local_airflow import AirflowClient
 from llm_pipeline.operations.decisions import decide
 from llm_pipeline.release.record import read_release_record

@@ -14,7 +14,8 @@ from place_here import serve
 
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
-from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, answer, read_approval
+from llm_pipeline.canary.people import answer, read_approval
+from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase
 from llm_pipeline.config.store import store_settings
 from llm_pipeline.release.contract import StageResult, Timings
 from llm_pipeline.release_progress import ReleaseProgress

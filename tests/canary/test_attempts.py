@@ -7,7 +7,8 @@ from simulated import Killed, Site
 from test_one_way_back import Served
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.canary.record import PauseReason, Phase, answer
+from llm_pipeline.canary.people import answer
+from llm_pipeline.canary.record import PauseReason, Phase
 from llm_pipeline.canary.router import RouteState
 from llm_pipeline.operations.rollback import ensure_rolled_back
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from simulated import Killed, Site
 
-from llm_pipeline.canary.record import CanaryJournal, Phase, answer
+from llm_pipeline.canary.people import answer
+from llm_pipeline.canary.record import CanaryJournal, Phase
 
 pytestmark = pytest.mark.usefixtures("fast")
 

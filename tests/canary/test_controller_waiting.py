@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 from simulated import Site
 
-from llm_pipeline.canary.record import PauseReason, Phase, answer, read_approval
+from llm_pipeline.canary.people import answer, read_approval
+from llm_pipeline.canary.record import PauseReason, Phase
 from llm_pipeline.canary.router import Patience
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.operations.rollback import ensure_rolled_back

@@ -12,7 +12,8 @@ import pytest
 from place_here import serve
 from simulated import CANDIDATE, STABLE, Killed, Site
 
-from llm_pipeline.canary.record import Phase, answer, ask, lease_name
+from llm_pipeline.canary.people import answer, ask
+from llm_pipeline.canary.record import Phase, lease_name
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.operations import guard as guard_module
 from llm_pipeline.operations.guard import Guard, GuardAction, guard_once

@@ -9,7 +9,8 @@ from deployment_here import write_deployment
 
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, ask, read_approval
+from llm_pipeline.canary.people import ask, read_approval
+from llm_pipeline.canary.record import CanaryJournal, CanaryRecord
 from llm_pipeline.cli import main
 from llm_pipeline.store.place_state import edit_place
 

@@ -10,7 +10,8 @@ from simulated import Killed, Site
 
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.canary import controller
-from llm_pipeline.canary.record import Phase, Reply, pause, resume
+from llm_pipeline.canary.people import Reply, pause, resume
+from llm_pipeline.canary.record import Phase
 from llm_pipeline.operations.rollback import ensure_rolled_back, roll_back
 
 pytestmark = pytest.mark.usefixtures("fast")
