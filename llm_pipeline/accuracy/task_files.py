@@ -158,7 +158,7 @@ def data_files(root: Path, path: Path, content: Mapping[str, Any]) -> dict[str, 
         content: What it says; its `dataset_path` is one of `KINDS`.
 
     Raises:
-        ConfigError: A file is missing, outside of the directory, or cannot be read; or none is named.
+        ConfigError: A file is missing, empty, outside of the directory, or cannot be read; or none is named.
     """
     options = content.get("dataset_kwargs")
     options = options if isinstance(options, dict) else {}
@@ -177,6 +177,8 @@ def _found(root: Path, bases: Sequence[Path], name: str, where: Path) -> list[Pa
     for base in bases:
         files = sorted(base.glob(name)) if _GLOB.intersection(name) and name[0] not in "./" else [base / name]
         if here := [_inside(root, file, f"the data file {name!r}", where) for file in files if file.exists()]:
+            if any(file.is_file() and not file.stat().st_size for file in here):
+                raise ConfigError(f"unreadable task data: the file {name!r} is empty", where=str(where))
             return here
     raise ConfigError(f"unreadable task data: the file {name!r} does not exist", where=str(where))
 

@@ -197,6 +197,7 @@ def test_a_card_says_which_files_are_read_and_the_first_configuration_may_be_abs
         ({"dataset_path": "demo/lines", "dataset_kwargs": {}}, {}, "lm-eval cannot load it with demo/lines"),
         ({"dataset_kwargs": {"data_files": {"test": "none.jsonl"}}}, {}, "'none.jsonl' does not exist"),
         ({"dataset_kwargs": {"data_files": {"test": "/etc/passwd"}}}, {}, "outside the task directory"),
+        ({}, {"rows.jsonl": ""}, "the file 'rows.jsonl' is empty"),
         ({}, {"rows.jsonl": '{"q": \n'}, "lm-eval cannot load it with the json data beside its file"),
         ({"num_fewshot": 0}, {}, "say takes no examples"),
         (
