@@ -57,8 +57,8 @@ def _render_args(options: argparse.Namespace) -> int:
         arguments = render_llm_args(target, model="checkpoint", checkpoint=options.checkpoint)
         sys.stdout.write(f"--- # {target.name}, TensorRT-LLM {arguments.version}\n{arguments.to_yaml()}")
         check = check_llm_args(arguments.document, arguments.version)
-        sys.stderr.writelines(f"{target.name}: error: {one_line(str(problem))}\n" for problem in check.errors)
-        sys.stderr.writelines(f"{target.name}: warning: {one_line(str(problem))}\n" for problem in check.warnings)
+        sys.stderr.writelines(f"{target.name}: error: {one_line(problem)}\n" for problem in check.errors)
+        sys.stderr.writelines(f"{target.name}: warning: {one_line(problem)}\n" for problem in check.warnings)
         refused = refused or bool(check.errors)
     return ExitCode.NO_GO if refused else ExitCode.GO
 

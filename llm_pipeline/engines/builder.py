@@ -42,7 +42,6 @@ class BuildInputs:
         checkpoint_ref: The checkpoint's name in the store, for engines that serve it as it is.
         tensorrt_llm_checkpoint: The same weights as a TensorRT-LLM checkpoint, where the recipe exported one.
         golden: Prompts with the answers that the accuracy gate accepted.
-        cache: Directory that outlives the build, for what makes the next one faster.
     """
 
     checkpoint: Path
@@ -51,7 +50,6 @@ class BuildInputs:
     checkpoint_ref: ArtifactRef | None = None
     tensorrt_llm_checkpoint: Path | None = None
     golden: Sequence[GoldenPrompt] = ()
-    cache: Path | None = None
 
 
 class EngineBuilder(Protocol):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
@@ -86,7 +85,6 @@ def _inputs(context: StageContext[BuildConfig]) -> BuildInputs:
         checkpoint_ref=context.request.inputs["checkpoint"],
         tensorrt_llm_checkpoint=context.inputs.get("tensorrt_llm_checkpoint"),
         golden=golden_from_items(items, config.golden_prompts, maximum_tokens=config.maximum_tokens),
-        cache=Path(context.request.work_root) / "engine_caches",
     )
 
 

@@ -14,7 +14,7 @@ from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
 from llm_pipeline.cli import main
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.llm_args.checking import check_llm_args
-from llm_pipeline.engines.llm_args.recorded_schema import dialect_of
+from llm_pipeline.engines.llm_args.recorded_schema import edition_of
 from llm_pipeline.engines.llm_args.rendering import render_llm_args
 
 GOLDEN = Path(__file__).parent / "llm_args"
@@ -93,13 +93,13 @@ def test_extra_arguments_never_override_what_the_target_says(extra, key):
 
 
 def test_versions_are_read_in_the_nearest_recorded_dialect_or_refused():
-    names = {version: dialect_of(version).name for version in ("1.0.0", "1.2.0rc8", "1.2.1", NEW, "1.3.0", "1.4.0rc1")}
+    names = {version: edition_of(version) for version in ("1.0.0", "1.2.0rc8", "1.2.1", NEW, "1.3.0", "1.4.0rc1")}
     assert names == {
         "1.0.0": "1.2.x", "1.2.0rc8": "1.2.x", "1.2.1": "1.2.x", NEW: "main", "1.3.0": "main", "1.4.0rc1": "main",
     }  # fmt: skip
     for version in ("0.20.0", "1.3.0rc15", "newest", ""):
         with pytest.raises(Unsupported, match=r"not recorded.*1\.2\.1"):
-            dialect_of(version)
+            edition_of(version)
 
 
 @pytest.mark.parametrize(
@@ -122,33 +122,20 @@ def test_versions_are_read_in_the_nearest_recorded_dialect_or_refused():
         (OLD, {"speculative_config": {"decoding_type": "NGram", "max_draft_len": 2, "max_ngram_size": 2}},
          "speculative_config.max_ngram_size: unknown key -> did you mean max_matching_ngram_size"),
         (NEW, {"speculative_config": {"decoding_type": "NGram"}}, "'max_draft_len' is a required property"),
-        (OLD, {"cuda_graph_config": {"max_batch_size": 8, "batch_sizes": [1, 8]}}, "exclude each other -> keep one"),
-        (NEW, {"cuda_graph_config": {"max_batch_size": 8, "batch_sizes": [1, 4]}}, "not the largest of batch_sizes"),
-        (OLD, {"tensor_parallel_size": 4, "moe_expert_parallel_size": 3}, "3 must divide tensor_parallel_size 4"),
-        (OLD, {"tensor_parallel_size": 4, "moe_expert_parallel_size": 2, "moe_tensor_parallel_size": 1},
-         "must be tensor_parallel_size 4"),
     ],
 )  # fmt: skip
 def test_what_a_version_refuses_is_an_error_that_says_what_to_write(version, document, error):
     check = check_llm_args({"model": "x", **document}, version)
     assert len(check.errors) == 1
-    assert error in str(check.errors[0])
+    assert error in check.errors[0]
     with pytest.raises(ConfigError, match=f"TensorRT-LLM {version} refuses these LLM args") as refused:
         check.require("model.yaml")
-    assert str(check.errors[0]) in refused.value.message
+    assert check.errors[0] in refused.value.message
 
 
 @pytest.mark.parametrize(
     ("version", "document", "warning"),
     [
-        (OLD, {"custom_tokenizer": "x"}, "custom_tokenizer: not read in the version itself (january-file-only)"),
-        (OLD, {"speculative_config": {"decoding_type": "NGram", "max_draft_len": 2}}, "speculative_config: not read"),
-        (OLD, {"lora_config": {"max_lora_rank": 8}}, "lora_config: these keys are not recorded and were not checked"),
-        (OLD, {"kv_cache_config": {"dtype": "float16"}}, "'float16' is not known to do anything -> known: auto, fp8"),
-        (NEW, {"kv_cache_config": {"sink_token_length": 4}}, "sink_token_length: deprecated in this version"),
-        (OLD, {"max_batch_size": 64, "max_num_tokens": 32}, "64 sequences never fit max_num_tokens 32"),
-        (OLD, {"max_num_tokens": 100}, "100 is not a multiple of tokens_per_block 32"),
-        (OLD, {"max_num_tokens": 64, "max_seq_len": 128}, "prompts of more than 64 tokens are refused"),
         ("1.1.0", {}, "recorded for 1.2.x: 1.1.0 may lack"),
         ("1.4.0rc1", {}, "recorded before 1.4.0rc1, which may have dropped some"),
         ("1.4.0rc1", {"quantum_entanglement": True}, "quantum_entanglement: unknown key"),
@@ -159,7 +146,7 @@ def test_what_a_version_refuses_is_an_error_that_says_what_to_write(version, doc
 def test_what_the_recording_is_not_sure_of_is_a_warning(version, document, warning):
     check = check_llm_args({"model": "x", **document}, version)
     assert check.errors == ()
-    assert any(warning in str(found) for found in check.warnings)
+    assert any(warning in found for found in check.warnings)
 
 
 def test_what_looks_new_is_an_error_in_a_recorded_version_and_what_another_edition_has_in_any():

@@ -74,7 +74,7 @@ def inputs(tmp_path):
         for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json"):
             (source / name).write_text("{}")
         made = given or write_trtllm_checkpoint(tmp_path / f"ranks{len(list(tmp_path.iterdir()))}", tensor=ranks)
-        return BuildInputs(source, target(ranks, **changes), tensorrt_llm_checkpoint=made, cache=tmp_path / "caches")
+        return BuildInputs(source, target(ranks, **changes), tensorrt_llm_checkpoint=made)
 
     return make
 
@@ -122,17 +122,6 @@ def test_one_gpu_builds_all_ranks_in_turn(inputs, gpu_host, tmp_path):
     assert len(list(engine.glob("rank*.engine"))) == 4
 
 
-def test_the_timing_cache_of_one_build_is_given_to_the_next(inputs, tmp_path, caplog):
-    caplog.set_level("INFO")
-    build(inputs(), tmp_path)
-    [kept] = (tmp_path / "caches" / "timing").iterdir()
-    assert kept.name == "NVIDIA_H100_80GB_HBM3-tensorrt_llm-1.2.1-tensorrt-unknown.cache"
-    assert "Invalid timing cache, using freshly created one" in caplog.text
-    caplog.clear()
-    engine_builder("tensorrt_llm_engine").build(inputs(), tmp_path / "second")
-    assert "freshly created" not in caplog.text
-
-
 @pytest.mark.parametrize(
     ("how", "says", "advice"),
     [
@@ -146,7 +135,6 @@ def test_a_failing_tool_is_explained_and_leaves_nothing(inputs, tmp_path, fails,
         build(inputs(2), tmp_path)
     assert advice in caught.value.hint
     assert left_behind(tmp_path) == []
-    assert not (tmp_path / "caches").exists()
 
 
 def test_a_hanging_tool_is_stopped_at_its_time_limit(inputs, tmp_path, fails):
@@ -170,6 +158,14 @@ def test_an_engine_that_is_not_what_was_asked_is_never_one(inputs, tmp_path, fai
     with pytest.raises(IntegrityError, match=says):
         build(inputs(2), tmp_path)
     assert left_behind(tmp_path) == []
+
+
+def test_an_engine_that_lost_what_its_runtime_options_need_is_never_one(inputs, tmp_path):
+    given = write_trtllm_checkpoint(tmp_path / "given", algorithm="W4A16_AWQ", kv_algorithm="FP8")
+    with pytest.raises(IntegrityError, match="no paged context attention"):
+        build(inputs(given=given), tmp_path)
+    without = {"chunked_context": False, "kv_cache": {"reuse_blocks": False}}
+    build(inputs(given=given, runtime=without), tmp_path)
 
 
 def test_an_engine_of_another_version_is_never_one(inputs, tmp_path, monkeypatch):

@@ -83,7 +83,7 @@ def _llm_args(target: Target, engine: Path) -> None:
 
 
 def _build_command(target: Target, engine: Path) -> None:
-    command = render_build_command(target, Path("checkpoint"), Path("engine"), new_timing_cache=Path("timing.cache"))
+    command = render_build_command(target, Path("checkpoint"), Path("engine"))
     (engine.parent / "build_command.txt").write_text(shlex.join(command))
     (engine / "config.json").write_text(json.dumps({"pretrained_config": {"logits_dtype": "float32"}}))
     (engine / "tokenizer").mkdir()

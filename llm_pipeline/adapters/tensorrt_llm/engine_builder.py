@@ -9,7 +9,6 @@ The engine's directory is the one that TensorRT-LLM loads (`config.json`, `rankN
 
 from __future__ import annotations
 
-import re
 import shutil
 import sys
 import tempfile
@@ -34,7 +33,6 @@ from llm_pipeline.artifacts.engine_description import (
 )
 from llm_pipeline.artifacts.model_rules import TOKENIZER, TOKENIZER_CONFIG, read_model_rules
 from llm_pipeline.artifacts.repository_layout import TOKENIZER_DIRECTORY
-from llm_pipeline.base.durable import replace_durably
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.base.json_document import load_record
 from llm_pipeline.base.logging import get_logger
@@ -80,28 +78,14 @@ class TensorRtLlmEngineBuilder:
         config_file = inputs.tensorrt_llm_checkpoint / "config.json"
         checkpoint = load_record(BuildCheckpoint, config_file, "not a TensorRT-LLM checkpoint")
         quantization = checkpoint.quantization
-        ranks, gpu = checkpoint.mapping.world_size, host.gpus[0].name
+        ranks = checkpoint.mapping.world_size
         tensorrt = next(filter(None, map(_installed, _TENSORRT_DISTRIBUTIONS)), None)
         with tempfile.TemporaryDirectory(prefix="build-", dir=destination.parent) as scratch:
-            engine, new_cache = Path(scratch) / "engine", Path(scratch) / "timing.cache"
-            cache = None
-            if inputs.cache is not None:  # measured kernel times are valid on one GPU model and version
-                measured = f"{gpu}-tensorrt_llm-{version}-tensorrt-{tensorrt or 'unknown'}"
-                cache = inputs.cache / "timing" / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', measured)}.cache"
-            command = render_build_command(
-                target,
-                inputs.tensorrt_llm_checkpoint,
-                engine,
-                program=program,
-                timing_cache=cache if cache and cache.is_file() else None,
-                new_timing_cache=new_cache,
-            )
+            engine = Path(scratch) / "engine"
+            command = render_build_command(target, inputs.tensorrt_llm_checkpoint, engine, program=program)
             log.info("compiling", ranks=ranks, workers=settings["workers"], command=" ".join(command))
             run = run_tool(command, time_limit_seconds=target.build.time_limit_minutes * 60)
             check_engine(engine, target, checkpoint)
-            if cache and new_cache.is_file():
-                cache.parent.mkdir(parents=True, exist_ok=True)
-                replace_durably(cache, new_cache.read_bytes())  # whole, whoever else builds
             tokenizer = engine / TOKENIZER_DIRECTORY
             tokenizer.mkdir()
             copy_companions(inputs.checkpoint, tokenizer)
@@ -114,7 +98,7 @@ class TensorRtLlmEngineBuilder:
                 quantization=quantization.quant_algo,
                 kv_cache=(quantization.kv_cache_quant_algo or checkpoint.dtype).lower(),
                 context_length=target.limits.maximum_tokens_per_request,
-                device=gpu,
+                device=host.gpus[0].name,
                 versions={"tensorrt_llm": version, **({"tensorrt": tensorrt} if tensorrt else {})},
                 seconds={"build": run.seconds},
                 details={"ranks": ranks, "workers": settings["workers"]},

@@ -56,7 +56,7 @@ class TensorRtLlmLlmApiBuilder:
         arguments = render_llm_args(target, model=MODEL, checkpoint=inputs.checkpoint, dtype=dtype)
         check = check_llm_args(arguments.document, arguments.version)
         check.require(where)
-        for warning in (*checkpoint.warnings, *map(str, check.warnings)):
+        for warning in (*checkpoint.warnings, *check.warnings):
             log.warning(warning)
         log.info("the LLM args fit the recorded schema", version=arguments.version, warnings=len(check.warnings))
         host = require_target_host(target)

@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from llm_pipeline.adapters.tensorrt_llm.trtllm_build import (
-    PROGRAM,
-    command_problems,
-    lost_features,
-)
+from llm_pipeline.adapters.tensorrt_llm.trtllm_build import PROGRAM, command_problems
 from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.catalog.runtime_versions import (
     Problem,
@@ -29,9 +25,9 @@ from llm_pipeline.catalog.tables import (
     first_reader_version,
     read_table,
 )
-from llm_pipeline.config.quantization import KvCacheFormat, QuantizationRecipe, WeightFormat
+from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.target import Target
-from llm_pipeline.engines.llm_args.recorded_schema import dialect_of
+from llm_pipeline.engines.llm_args.recorded_schema import edition_of
 from llm_pipeline.engines.llm_args.rendering import render_llm_args
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.compatibility import (
@@ -49,17 +45,12 @@ from llm_pipeline.planning.compatibility import (
     legal,
     legal_kv_caches,
     legal_weights,
-    nearest_weights,
     platform_of,
     refused_on_cpu,
     weights_support,
     worse,
 )
-from llm_pipeline.planning.memory import bits_per_weight
-from llm_pipeline.quantization.tensorrt_llm_checkpoint import (
-    refuse_unsupported_tensorrt_llm_checkpoint,
-    tensorrt_llm_names,
-)
+from llm_pipeline.quantization.tensorrt_llm_checkpoint import refuse_unsupported_tensorrt_llm_checkpoint
 from llm_pipeline.serving.launch_plan import nodes_of, require_launchable
 
 if TYPE_CHECKING:
@@ -78,8 +69,6 @@ def target_problem(target: Target) -> Problem | None:
             return Problem("engines do not spread experts", "no parallelism.expert, or engine: tensorrt_llm_llmapi")
         if problems := command_problems(target):
             return Problem(f"{PROGRAM}: {'; '.join(problems)}", "correct them under build.flags, limits and runtime")
-        if problem := _features_problem(target, "none", "none"):
-            return problem
     elif not _is_recorded(version):
         # The first known version from here on whose LLM args are recorded, and what holds it.
         later = (known for known in known_versions() if version_order(known) > version_order(version))
@@ -114,38 +103,13 @@ def _check(target: Target) -> LlmArgsCheck:
 
 def _is_recorded(version: str) -> bool:
     try:
-        dialect_of(version)
+        edition_of(version)
     except Unsupported:
         return False
     return True
 
 
-_YES = Support("yes", "")
 _NO_EXPORT = "engines are built from TensorRT-LLM checkpoints, which the recipe does not export"
-
-
-def _features_problem(target: Target, weights: WeightFormat, kv_cache: KvCacheFormat) -> Problem | None:
-    return lost_features(target, *tensorrt_llm_names(weights, kv_cache))
-
-
-def compiled_weights(target: Target, recipe: QuantizationRecipe) -> Support:
-    """Whether an engine can be compiled with a recipe's weights."""
-    if recipe.weights == "none":
-        return _YES if recipe.tensorrt_llm_checkpoint else Support("no", _NO_EXPORT)
-    if (exported := _exported(recipe, kv_cache="none")).value == "no":
-        return exported
-    problem = _features_problem(target, recipe.weights, "none")
-    return Support("no", problem.reason) if problem else _YES
-
-
-def _compiled_kv_cache(target: Target, recipe: QuantizationRecipe) -> Support:
-    """Whether an engine can be compiled with a recipe's KV cache; the weights are judged for themselves."""
-    if (exported := _exported(recipe, weights="fp8", modelopt_recipe=None)).value == "no":
-        return exported
-    if _features_problem(target, recipe.weights, "none"):
-        return _YES
-    problem = _features_problem(target, recipe.weights, recipe.kv_cache)
-    return Support("no", problem.reason) if problem else _YES
 
 
 def _exported(recipe: QuantizationRecipe, **changes: Any) -> Support:
@@ -155,7 +119,7 @@ def _exported(recipe: QuantizationRecipe, **changes: Any) -> Support:
         refuse_unsupported_tensorrt_llm_checkpoint(exported)
     except Unsupported as error:
         return Support("no", error.message)
-    return _YES
+    return Support("yes", "")
 
 
 def judge(question: FormatQuestion) -> Legal | Refused:
@@ -204,8 +168,11 @@ def _judge_formats(question: FormatQuestion, platform: Platform) -> Legal | Refu
     }
     kv_cache = kv_support(platform, asked.kv_cache)
     if compiled:
-        weights = {name: worse(support, compiled_weights(target, recipe)) for name, support in weights.items()}
-        kv_cache = worse(kv_cache, _compiled_kv_cache(target, recipe))
+        of_recipe = _exported(recipe, kv_cache="none")
+        if recipe.weights == "none":
+            of_recipe = Support("yes", "") if recipe.tensorrt_llm_checkpoint else Support("no", _NO_EXPORT)
+        weights = {name: worse(support, of_recipe) for name, support in weights.items()}
+        kv_cache = worse(kv_cache, _exported(recipe, weights="fp8", modelopt_recipe=None))
     supports = (*weights.values(), kv_cache)
     reasons = [support.text for support in supports if support.value == "no"]
     advice = []
@@ -213,10 +180,7 @@ def _judge_formats(question: FormatQuestion, platform: Platform) -> Legal | Refu
         reasons.append(_NO_EXPORT)
         advice.append("tensorrt_llm_checkpoint: true")
     ranks, wanted = recipe.tensorrt_llm_ranks, target.parallelism
-    if compiled and (ranks.tensor, ranks.pipeline) != (
-        wanted.tensor,
-        wanted.pipeline,
-    ):  # no flag of the tool changes it
+    if compiled and (ranks.tensor, ranks.pipeline) != (wanted.tensor, wanted.pipeline):  # no flag changes it
         advice.append(f"tensorrt_llm_ranks: {{tensor: {wanted.tensor}, pipeline: {wanted.pipeline}}}")
         if recipe.tensorrt_llm_checkpoint:
             reasons.append(
@@ -233,12 +197,9 @@ def _judge_formats(question: FormatQuestion, platform: Platform) -> Legal | Refu
         formats = tuple(
             name
             for name in formats
-            if name != "none" and compiled_weights(target, recipe.model_copy(update={"weights": name})).value == "yes"
+            if name != "none" and _exported(recipe, weights=name, kv_cache="none").value == "yes"
         )
     formats = fitting(formats or ("none",), fits)  # unquantized, where no format is known to run
-    if compiled:
-        chosen = nearest_weights(bits_per_weight(recipe), formats) if refused else recipe.weights
-        kv_caches = tuple(name for name in kv_caches if _features_problem(target, chosen, name) is None)
     advice = [*changes(recipe, asked, refused, formats, kv_caches), *advice]
     return Refused(reason="; ".join(dict.fromkeys(reasons)), nearest=", ".join(advice))
 

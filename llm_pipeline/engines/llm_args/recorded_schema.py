@@ -1,8 +1,7 @@
-"""The recorded schemas of the LLM args: two editions, what is legal under a key, and how certain that is.
+"""The recorded schemas of the LLM args: two editions, and what is legal under a key.
 
-Marks in the files: `x-seen` and `x-read` say that a key or a class was read in a neighbouring version only, `x-open`
-that a class was not read, `x-status: deprecated` that a key is about to be removed, `x-discriminator` which key picks
-the class of a union.
+Marks in the files say how certain a key is: `x-seen` and `x-read` that it was read in a neighbouring version only,
+`x-open` that a class was not read, `x-status: deprecated` that it is about to be removed.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
@@ -29,25 +27,12 @@ Node = dict[str, Any]
 """A schema or a part of one."""
 
 
-@dataclass(frozen=True, eq=False)
-class Dialect:
-    """One edition of the LLM args.
-
-    Attributes:
-        name: The versions that it stands for.
-        schema: Name of its recorded schema.
-    """
-
-    name: Literal["1.2.x", "main"]
-    schema: str
+Edition = Literal["1.2.x", "main"]
+EDITIONS: dict[Edition, str] = {"1.2.x": "llm_args_1_2", "main": "llm_args_main"}
+"""The recorded schemas by the versions that they stand for."""
 
 
-_ONE_TWO = Dialect(name="1.2.x", schema="llm_args_1_2")
-_MAIN = Dialect(name="main", schema="llm_args_main")
-DIALECTS = (_ONE_TWO, _MAIN)
-
-
-def dialect_of(version: str) -> Dialect:
+def edition_of(version: str) -> Edition:
     """The edition that a version of TensorRT-LLM reads.
 
     Raises:
@@ -55,9 +40,9 @@ def dialect_of(version: str) -> Dialect:
     """
     release = _release(version)
     if (1, 0) <= release[:2] <= (1, 2):
-        return _ONE_TWO
+        return "1.2.x"
     if release >= _release(_FIRST_OF_MAIN):
-        return _MAIN
+        return "main"
     raise Unsupported(
         f"the LLM args of TensorRT-LLM {version} are not recorded",
         where="target.runtime_version",
@@ -85,7 +70,7 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 class RecordedSchema:
-    """The recorded schema of one dialect.
+    """The recorded schema of one edition.
 
     Attributes:
         document: The JSON schema, draft 2020-12.
@@ -160,7 +145,7 @@ def _accepts_discriminator(branch: Node, value: Node) -> bool:
 
 
 @cache
-def recorded_schema(dialect: Dialect) -> RecordedSchema:
-    """The schema that is recorded for a dialect."""
-    path = files("llm_pipeline.engines.llm_args").joinpath("data", f"{dialect.schema}.json")
+def recorded_schema(edition: Edition) -> RecordedSchema:
+    """The schema that is recorded for an edition."""
+    path = files("llm_pipeline.engines.llm_args").joinpath("data", f"{EDITIONS[edition]}.json")
     return RecordedSchema(json.loads(path.read_text(encoding="utf-8")))

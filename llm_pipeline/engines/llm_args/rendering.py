@@ -16,7 +16,7 @@ from llm_pipeline.artifacts.checkpoint_files import read_quantization
 from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.target import TOKENS_PER_BLOCK, Target
-from llm_pipeline.engines.llm_args.recorded_schema import dialect_of
+from llm_pipeline.engines.llm_args.recorded_schema import edition_of
 
 Document = dict[str, JsonValue]
 
@@ -68,7 +68,7 @@ def render_llm_args(
             f"LLM args are TensorRT-LLM's, and this target of {target.engine} names no runtime_version of it",
             where=f"targets/{target.name}.yaml",
         )
-    dialect_of(target.runtime_version)  # refuses a version whose LLM args are not recorded
+    edition_of(target.runtime_version)  # refuses a version whose LLM args are not recorded
     parallelism, limits, runtime = target.parallelism, target.limits, target.runtime
     kv_cache: Document = {
         "free_gpu_memory_fraction": runtime.kv_cache.free_memory_fraction,

@@ -24,10 +24,8 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the tokenizer, whose directory is relative to the repository."""
-        configured = json.loads(args["model_config"])["parameters"]
-        parameters = {name: value["string_value"] for name, value in configured.items()}
-        directory = Path(args["model_repository"]).parent / parameters["tokenizer_dir"]
-        self._codec = engine_tokenizer.Codec(directory)
+        tokenizer_dir = json.loads(args["model_config"])["parameters"]["tokenizer_dir"]["string_value"]
+        self._codec = engine_tokenizer.Codec(Path(args["model_repository"]).parent / tokenizer_dir)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Decode the tokens of each request; one response each, in order."""

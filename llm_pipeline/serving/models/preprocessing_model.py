@@ -1,7 +1,7 @@
 """The model `preprocessing` of the classic set: text to token ids, for clients of the ensemble or the BLS model.
 
 This file is copied into a model repository as `preprocessing/1/model.py`, beside `engine_tokenizer.py`, and stands
-alone there. It serves text; what only other kinds of models need is refused, not ignored.
+alone there. It serves text.
 """
 
 from __future__ import annotations
@@ -19,56 +19,44 @@ if TYPE_CHECKING:
 else:
     import engine_tokenizer
 
-UNSERVED = ("IMAGE_BYTES", "IMAGE_URL", "IMAGE_SIZES", "VIDEO_BYTES", "PROMPT_TABLE_EXTRA_ID")
-
-
-class RefusedError(Exception):
-    """The request asks for what this model does not serve, or is inconsistent."""
-
 
 class TritonPythonModel:
     """The entry points that Triton calls."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the tokenizer, whose directory is relative to the repository; the engine's description is beside it."""
-        configured = json.loads(args["model_config"])["parameters"]
-        parameters = {name: value["string_value"] for name, value in configured.items()}
-        directory = Path(args["model_repository"]).parent / parameters["tokenizer_dir"]
+        tokenizer_dir = json.loads(args["model_config"])["parameters"]["tokenizer_dir"]["string_value"]
+        directory = Path(args["model_repository"]).parent / tokenizer_dir
         self._codec = engine_tokenizer.Codec(directory)
         self._end = engine_tokenizer.end_tokens(directory.with_name("engine"))[0]
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Tokenize each request; one response each, in order."""
-        return [self._respond(request) for request in requests]
+        responses = []
+        for request in requests:
+            try:
+                outputs = self._outputs({tensor.name(): tensor.as_numpy() for tensor in request.inputs()})
+            except UnicodeDecodeError as error:
+                refusal = pb_utils.TritonError(f"preprocessing: {error}", pb_utils.TritonError.INVALID_ARG)
+                responses.append(pb_utils.InferenceResponse(error=refusal))
+            else:
+                tensors = [pb_utils.Tensor(name, value) for name, value in outputs.items()]
+                responses.append(pb_utils.InferenceResponse(tensors))
+        return responses
 
-    def _respond(self, request: Any) -> Any:
-        try:
-            outputs = self._outputs(request)
-        except (RefusedError, UnicodeDecodeError) as error:
-            return pb_utils.InferenceResponse(
-                error=pb_utils.TritonError(f"preprocessing: {error}", pb_utils.TritonError.INVALID_ARG)
-            )
-        return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in outputs.items()])
-
-    def _outputs(self, request: Any) -> dict[str, npt.NDArray[Any]]:
-        if unserved := [name for name in UNSERVED if values(request, name) is not None]:
-            raise RefusedError(f"this model takes text only, not {', '.join(unserved)}")
-        prompts = self._tokens(values(request, "QUERY"), special=True)
-        decoder = values(request, "DECODER_QUERY")
-        starts = [[self._end] for _ in prompts] if decoder is None else self._tokens(decoder, special=False)
-        rows = len(prompts)
+    def _outputs(self, given: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+        prompts = self._tokens(given["QUERY"], special=True)
+        rows, width = len(prompts), max(map(len, prompts))
+        padded = [prompt + [self._end] * (width - len(prompt)) for prompt in prompts]
+        end = np.full((rows, 1), self._end, np.int32)
         return {
-            "INPUT_ID": padded(prompts, self._end),
-            "REQUEST_INPUT_LEN": lengths(prompts),
-            "DECODER_INPUT_ID": padded(starts, self._end),
-            "REQUEST_DECODER_INPUT_LEN": lengths(starts),
-            "REQUEST_OUTPUT_LEN": values(request, "REQUEST_OUTPUT_LEN"),
-            "STOP_WORDS_IDS": self._words(values(request, "STOP_WORDS_DICT"), rows),
-            "BAD_WORDS_IDS": self._words(values(request, "BAD_WORDS_DICT"), rows),
-            "EMBEDDING_BIAS": self._bias(request, rows),
-            "OUT_END_ID": self._id_or_end(request, "END_ID", rows),
-            "OUT_PAD_ID": self._id_or_end(request, "PAD_ID", rows),
-            "OUT_PROMPT_TABLE_EXTRA_IDS": np.zeros((rows, 0), np.uint64),
+            "INPUT_ID": np.array(padded, np.int32).reshape(rows, width),
+            "REQUEST_INPUT_LEN": np.array([[len(prompt)] for prompt in prompts], np.int32),
+            "REQUEST_OUTPUT_LEN": given["REQUEST_OUTPUT_LEN"],
+            "STOP_WORDS_IDS": self._words(given.get("STOP_WORDS_DICT"), rows),
+            "BAD_WORDS_IDS": self._words(given.get("BAD_WORDS_DICT"), rows),
+            "OUT_END_ID": given.get("END_ID", end),
+            "OUT_PAD_ID": given.get("PAD_ID", end),
         }
 
     def _tokens(self, texts: npt.NDArray[Any], *, special: bool) -> list[list[int]]:
@@ -82,37 +70,3 @@ class TritonPythonModel:
                 asked[row] = [one for one in self._tokens(texts, special=False) if one]
         width = max(sum(map(len, row)) for row in asked)
         return np.stack([engine_tokenizer.word_list(row, width) for row in asked])
-
-    def _bias(self, request: Any, rows: int) -> npt.NDArray[np.float32]:
-        """What is added to each token's logit, shape [rows, vocabulary]; [rows, 0] for nothing."""
-        words, weights = values(request, "EMBEDDING_BIAS_WORDS"), values(request, "EMBEDDING_BIAS_WEIGHTS")
-        if words is None and weights is None:
-            return np.zeros((rows, 0), np.float32)
-        if words is None or weights is None or words.shape != weights.shape:
-            raise RefusedError("each of the embedding bias words needs one weight")
-        bias = np.zeros((rows, self._codec.size()), np.float32)
-        for row in range(rows):
-            for tokens, weight in zip(self._tokens(words[row], special=False), weights[row], strict=True):
-                bias[row, tokens] += weight
-        return bias
-
-    def _id_or_end(self, request: Any, name: str, rows: int) -> npt.NDArray[np.int32]:
-        given = values(request, name)
-        return np.full((rows, 1), self._end, np.int32) if given is None else given
-
-
-def values(request: Any, name: str) -> Any:
-    """An input as an array; None when it was not sent."""
-    tensor = pb_utils.get_input_tensor_by_name(request, name)
-    return None if tensor is None else tensor.as_numpy()
-
-
-def padded(rows: list[list[int]], padding: int) -> npt.NDArray[np.int32]:
-    """Token rows as one array, filled up at the end to the longest row."""
-    width = max(map(len, rows))
-    return np.array([row + [padding] * (width - len(row)) for row in rows], np.int32).reshape(len(rows), width)
-
-
-def lengths(rows: list[list[int]]) -> npt.NDArray[np.int32]:
-    """Length of each row, shape [rows, 1]."""
-    return np.array([[len(row)] for row in rows], np.int32)
