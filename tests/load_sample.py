@@ -20,7 +20,7 @@ from llm_pipeline.loadtest.outcome import (
     WindowSummary,
     write_outcome,
 )
-from llm_pipeline.loadtest.records import GAP_EDGES, Fault, Records, write_records
+from llm_pipeline.loadtest.records import Fault, Records, write_records
 from llm_pipeline.loadtest.session import highest_passed
 from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
 from llm_pipeline.loadtest.windows import summarize_window
@@ -75,7 +75,6 @@ def measured_window(
             "status": np.full(count, 200, np.int16),
             "fault": fault,
         },
-        np.histogram(np.repeat(pace, tokens - 1), GAP_EDGES)[0],
         {Fault.CUT: "connection reset by peer"} if broken else {},
     )
     traffic = Traffic.open_loop([LoadRequest("p", int(n)) for n in tokens], arrivals, seconds)
@@ -118,8 +117,6 @@ def sample_load_test(directory: Path, *, broken: int = 0, seconds: float = 16.0)
     rates = tuple(sorted(points, key=lambda point: point.rate_per_second))
     outcome = LoadTestOutcome(
         target_rate_per_second=TARGET_RATE,
-        warmup_requests=140,
-        warmup_seconds=9.2,
         windows=tuple(windows),
         rates=rates,
         highest_rate_per_second=highest_passed(rates),
@@ -146,7 +143,6 @@ def _point(rate: float, window: WindowSummary) -> RatePoint:
     return RatePoint(
         rate_per_second=rate,
         good_fraction=window.good_fraction,
-        good_per_second=window.good_per_second,
         verdict=verdict,
         window=window.name,
     )

@@ -25,7 +25,6 @@ from llm_pipeline.loadtest.outcome import (
 _MEASURES: tuple[tuple[str, str, str], ...] = (
     ("to the first token", "first_token", "first_token_milliseconds"),
     ("time per output token", "time_per_output_token", "time_per_output_token_milliseconds"),
-    ("between two chunks", "inter_token", ""),
     ("longest stall in an answer", "longest_stall", "longest_stall_milliseconds"),
     ("end to end", "end_to_end", "end_to_end_milliseconds"),
 )

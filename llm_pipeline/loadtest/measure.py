@@ -11,17 +11,17 @@ too late says nothing about the server, and the gate makes it void.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
-import select
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import IO, Literal, Self
+from dataclasses import dataclass, field
+from multiprocessing import Pipe
+from multiprocessing.connection import wait
+from typing import IO, Any, Literal, Self
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -30,8 +30,7 @@ from llm_pipeline.base.errors import ConfigError, ExitCode, PipelineError, Trans
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.plain_environment import plain_environment
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.loadtest.client.messages import Kind, Share, Target, read_frame, shares, write_frame
-from llm_pipeline.loadtest.client.rows import RowReader
+from llm_pipeline.loadtest.client.messages import Share, Target, shares
 from llm_pipeline.loadtest.outcome import ServerUse
 from llm_pipeline.loadtest.records import Fault, Records
 from llm_pipeline.loadtest.server_metrics import ServerSampler
@@ -55,13 +54,11 @@ class MeasuredWindow:
         records: One row for each request that was sent.
         window_seconds: From the start of the window to its end, or to the last answer if that came later.
         server: What the server's metrics said meanwhile.
-        client_processor_seconds: Processor time of the client processes.
     """
 
     records: Records
     window_seconds: float
     server: ServerUse = field(default_factory=ServerUse)
-    client_processor_seconds: float = 0.0
 
 
 class LoadClient:
@@ -109,10 +106,9 @@ class LoadClient:
         processes = self._count or processes_for(traffic)
         self._children.start(processes)
         with ServerSampler(self._endpoint) as sampler:
-            rows = self._children.send(shares(traffic, processes))
-        if traffic.arrivals is not None and rows.missing:
-            raise Transient(f"{rows.missing} requests of the window have no record", where=self._endpoint.url)
-        records = rows.records()
+            records = self._children.send(shares(traffic, processes))
+        if traffic.arrivals is not None and (missing := len(traffic.requests) - len(records)):
+            raise Transient(f"{missing} requests of the window have no record", where=self._endpoint.url)
         self._require_an_answer(records)
         last = float(np.max(records["arrives_at"] + records["total_seconds"], initial=0.0))
         _log.info(
@@ -123,7 +119,7 @@ class LoadClient:
             lag_p99_milliseconds=round(1e3 * client_lag_seconds(records), 3),
         )
         seconds = max(traffic.duration_seconds, last)
-        return MeasuredWindow(records, seconds, sampler.use(), rows.processor_seconds)
+        return MeasuredWindow(records, seconds, sampler.use())
 
     def _require_an_answer(self, records: Records) -> None:
         unanswered = np.isin(records["fault"], (Fault.CONNECTION, Fault.CUT)) & (records["output_tokens"] == 0)
@@ -190,25 +186,23 @@ class ClientProcess:
     """One client process. Use `Children`."""
 
     def __init__(self) -> None:
-        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
-        self._child = subprocess.Popen(
-            [sys.executable, "-m", "llm_pipeline.loadtest.client"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            bufsize=0,
-            env=plain_environment(),  # header values go through the pipe
-        )
-        assert self._child.stdin is not None  # noqa: S101 - for the type
-        assert self._child.stdout is not None  # noqa: S101
-        self._writes, self.reads = self._child.stdin.fileno(), self._child.stdout.fileno()
+        self.connection, theirs = Pipe()
+        self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
+        with theirs:
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", "llm_pipeline.loadtest.client"],
+                stdin=theirs.fileno(),
+                stdout=self._said,
+                stderr=self._said,
+                env=plain_environment(),  # header values go through the socket
+            )
 
     @property
     def pid(self) -> int:
         """Its pid."""
         return self._child.pid
 
-    def say(self, kind: Kind, data: bytes) -> None:
+    def say(self, message: Target | Share | float) -> None:
         """Send it a message.
 
         Raises:
@@ -216,11 +210,11 @@ class ClientProcess:
             Transient: It has ended.
         """
         try:
-            write_frame(self._writes, kind, data)
-        except BrokenPipeError as error:
+            self.connection.send(message)
+        except ConnectionError as error:
             raise self.failure() from error
 
-    def hear(self) -> tuple[Kind, bytes]:
+    def hear(self) -> Any:
         """Its next message.
 
         Raises:
@@ -228,8 +222,8 @@ class ClientProcess:
             Transient: It has ended.
         """
         try:
-            return read_frame(self.reads)
-        except EOFError as error:
+            return self.connection.recv()
+        except (EOFError, ConnectionError) as error:
             raise self.failure() from error
 
     def failure(self) -> PipelineError:
@@ -237,8 +231,8 @@ class ClientProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._child.wait(_STOP_SECONDS)  # its own exit code, if any, says what went wrong
         self.stop()
-        self._errors.seek(0)
-        said = self._errors.read()[-_SHOWN_BYTES:].decode(errors="replace").strip()
+        self._said.seek(0)
+        said = self._said.read()[-_SHOWN_BYTES:].decode(errors="replace").strip()
         if self._child.returncode == ExitCode.BAD_INPUT:
             return ConfigError("the load test's client cannot run here", where="client process", hint=said)
         return Transient(
@@ -255,21 +249,19 @@ class ClientProcess:
     def close(self) -> None:
         """End it and give back what it held here."""
         self.stop()
-        for stream in (self._child.stdin, self._child.stdout, self._errors):
-            if stream is not None:
-                stream.close()
+        self.connection.close()
+        self._said.close()
 
 
 class Children:
     """The client processes of one endpoint, started as they are needed and kept until the end.
 
     Args:
-        target: Where they send.
+        target: Where they send; its headers never stand on a command line.
     """
 
     def __init__(self, target: Target) -> None:
-        self._target = json.dumps(asdict(target)).encode()  # headers go through a pipe, never onto a command line
-        self._timeout_seconds = target.timeout_seconds
+        self._target = target
         self._processes: list[ClientProcess] = []
 
     def close(self) -> None:
@@ -294,10 +286,10 @@ class Children:
             self._processes.append(ClientProcess())
         new = self._processes[known:]
         for process in new:
-            process.say(Kind.TARGET, self._target)
-        self._hear_ready(new)
+            process.say(self._target)
+        self._hear_all(new, _PREPARE_SECONDS)
 
-    def send(self, shares: Sequence[Share]) -> RowReader:
+    def send(self, shares: Sequence[Share]) -> Records:
         """Send a window, one share a process, all from the same moment on.
 
         Raises:
@@ -306,47 +298,31 @@ class Children:
         """
         processes = self._processes[: len(shares)]
         for process, share in zip(processes, shares, strict=True):
-            process.say(Kind.SHARE, share.encode())
-        self._hear_ready(processes)
+            process.say(share)
+        self._hear_all(processes, _PREPARE_SECONDS)
         start = time.monotonic() + _LEAD_SECONDS
         for process in processes:
-            process.say(Kind.START, json.dumps(start).encode())
-        return self._collect(processes, shares, start)
+            process.say(start)
+        heard = self._hear_all(processes, _LEAD_SECONDS + shares[0].duration_seconds + _GRACE_SECONDS)
+        details: dict[Fault, str] = {}
+        for _, said in reversed(heard):
+            details.update(said)
+        return Records.of_rows(np.concatenate([rows for rows, _ in heard]), details)
 
-    def _hear_ready(self, processes: Sequence[ClientProcess]) -> None:
-        deadline = time.monotonic() + _PREPARE_SECONDS + self._timeout_seconds
-        for process in processes:
-            _wait_for([process], deadline)
-            process.hear()
-
-    def _collect(self, processes: Sequence[ClientProcess], shares: Sequence[Share], start: float) -> RowReader:
-        rows = RowReader(sum(len(share.requests) for share in shares))
-        pending = list(processes)
-        deadline = start + shares[0].duration_seconds + self._timeout_seconds + _GRACE_SECONDS
+    def _hear_all(self, processes: Sequence[ClientProcess], seconds: float) -> list[Any]:
+        """A message of each process, within so many seconds and those that a request may take."""
+        deadline = time.monotonic() + seconds + self._target.timeout_seconds
+        pending: dict[Any, ClientProcess] = {process.connection: process for process in processes}
+        heard: dict[int, Any] = {}
         while pending:
-            for process in _wait_for(pending, deadline):
-                kind, data = process.hear()
-                if kind is Kind.ROWS:
-                    rows.add(data)
-                    continue
-                rest = json.loads(data)
-                details = {Fault(int(fault)): detail for fault, detail in rest["details"].items()}
-                rows.add_rest(np.array(rest["gap_counts"], np.int64), details, rest["processor_seconds"])
-                pending.remove(process)
-        return rows
-
-
-def _wait_for(processes: Sequence[ClientProcess], deadline: float) -> list[ClientProcess]:
-    """The processes with a message."""
-    by_descriptor = {process.reads: process for process in processes}
-    poll = select.poll()
-    for descriptor in by_descriptor:
-        poll.register(descriptor, select.POLLIN)
-    ready = poll.poll(1e3 * max(0.0, deadline - time.monotonic()))
-    if not ready:
-        raise Transient(
-            "the client processes did not end in time",
-            where=", ".join(f"client process {process.pid}" for process in processes),
-            hint="is this machine out of memory or processor time?",
-        )
-    return [by_descriptor[descriptor] for descriptor, _ in ready]
+            ready = wait(list(pending), max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise Transient(
+                    "the client processes did not end in time",
+                    where=", ".join(f"client process {process.pid}" for process in pending.values()),
+                    hint="is this machine out of memory or processor time?",
+                )
+            for connection in ready:
+                process = pending.pop(connection)
+                heard[process.pid] = process.hear()
+        return [heard[process.pid] for process in processes]

@@ -29,20 +29,12 @@ class Quantile(Frozen):
     milliseconds: float
 
 
-class Histogram(Frozen):
-    """Counts between logarithmic edges, in milliseconds; one count fewer than edges."""
-
-    edges_milliseconds: tuple[float, ...]
-    counts: tuple[int, ...]
-
-
 class Latency(Frozen):
     """One latency of the answered requests."""
 
     mean_milliseconds: float
     maximum_milliseconds: float
     quantiles: tuple[Quantile, ...]
-    histogram: Histogram
 
 
 class SecondOfTraffic(Frozen):
@@ -53,8 +45,6 @@ class SecondOfTraffic(Frozen):
     failed: int
     good: int
     output_tokens: int
-    first_token_milliseconds: float | None
-    end_to_end_milliseconds: float | None
     longest_stall_milliseconds: float | None = None
 
 
@@ -89,7 +79,6 @@ class WindowSummary(Frozen):
 
     Attributes:
         name: Unique in the load test, e.g. `search-3`; the records are in `<name>.csv.gz`, if they are kept.
-        traffic_digest: Names the traffic: only windows of the same traffic compare.
         requests: Requests of the window, without those whose user left as planned.
         failed: Those without a whole, plausible answer.
         faults: How many by kind, by the words of `Fault`.
@@ -105,14 +94,12 @@ class WindowSummary(Frozen):
         output_tokens_per_second: Tokens of answered requests a second.
         client_lag_p99_milliseconds: How late the client itself was.
         rate_share: Sent rate divided by offered rate.
-        inter_token: Silences between chunks, all answers together.
         void: Why the window does not count; empty if it does.
     """
 
     name: str
     phase: Phase
     seed: int
-    traffic_digest: str
     requests: int
     failed: int
     faults: dict[str, int]
@@ -130,7 +117,6 @@ class WindowSummary(Frozen):
     rate_share: float
     first_token: Latency | None
     time_per_output_token: Latency | None
-    inter_token: Latency | None
     longest_stall: Latency | None
     end_to_end: Latency | None
     seconds: tuple[SecondOfTraffic, ...] = ()
@@ -143,7 +129,6 @@ class RatePoint(Frozen):
 
     rate_per_second: float
     good_fraction: float
-    good_per_second: float
     verdict: Verdict
     window: str
 
@@ -204,8 +189,6 @@ class LoadTestOutcome(Frozen):
 
     Attributes:
         target_rate_per_second: The workload's rate.
-        warmup_requests: Requests before the first window.
-        warmup_seconds: How long they took.
         windows: In order.
         rates: The search's probes, by rising rate.
         highest_rate_per_second: Highest rate that met the service level in the search; None without a search, or when
@@ -216,8 +199,6 @@ class LoadTestOutcome(Frozen):
     """
 
     target_rate_per_second: float
-    warmup_requests: int
-    warmup_seconds: float
     windows: tuple[WindowSummary, ...]
     rates: tuple[RatePoint, ...] = ()
     highest_rate_per_second: float | None = None

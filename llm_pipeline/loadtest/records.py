@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import csv
 import gzip
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from pathlib import Path
@@ -76,22 +75,6 @@ _WORDS = {
 }
 
 
-_GAP_BINS_A_DECADE = 115  # neighbouring edges are 2 % apart
-_SHORTEST_GAP = 1e-6
-_GAP_DECADES = 9
-GAP_EDGES: NDArray[np.float64] = _SHORTEST_GAP * 10.0 ** (
-    np.arange(_GAP_BINS_A_DECADE * _GAP_DECADES + 1) / _GAP_BINS_A_DECADE
-)
-"""Edges of the histogram of silences between tokens, in seconds: from 1 microsecond to 1,000 seconds."""
-
-
-def gap_bin(seconds: float) -> int:
-    """The bin of a silence."""
-    if seconds <= _SHORTEST_GAP:
-        return 0
-    return min(len(GAP_EDGES) - 2, int(math.log10(seconds / _SHORTEST_GAP) * _GAP_BINS_A_DECADE))
-
-
 @dataclass(frozen=True, slots=True)
 class Answered:
     """One request and its outcome; times are seconds.
@@ -144,26 +127,24 @@ class Records:
     """The requests of one window, in order of their scheduled arrival; each column is an array of one value a request.
 
     Attributes:
-        gap_counts: Histogram of all silences between chunks of all answers, by `GAP_EDGES`.
         details: What the first failed requests said, by fault.
     """
 
     columns: dict[str, NDArray[Any]]
-    gap_counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(GAP_EDGES) - 1, np.int64))
     details: dict[Fault, str] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls,
-        answered: Iterable[Answered],
-        gap_counts: NDArray[np.int64] | None = None,
-        details: dict[Fault, str] | None = None,
-    ) -> Records:
+    def of_rows(cls, rows: NDArray[np.float64], details: dict[Fault, str] | None = None) -> Records:
+        """Records of requests in any order, one number a column; shape [requests, columns]."""
+        ordered = rows[np.lexsort((rows[:, COLUMNS.index("number")], rows[:, COLUMNS.index("arrives_at")]))]
+        columns = {name: ordered[:, place].astype(column_type(name)) for place, name in enumerate(COLUMNS)}
+        return cls(columns, details or {})
+
+    @classmethod
+    def of(cls, answered: Iterable[Answered], details: dict[Fault, str] | None = None) -> Records:
         """Records of single requests."""
-        rows = sorted(answered, key=lambda row: (row.arrives_at, row.number))
-        columns = {name: np.array([getattr(row, name) for row in rows], dtype=column_type(name)) for name in COLUMNS}
-        counts = np.zeros(len(GAP_EDGES) - 1, np.int64) if gap_counts is None else gap_counts
-        return cls(columns, counts, details or {})
+        rows = [[getattr(row, name) for name in COLUMNS] for row in answered]
+        return cls.of_rows(np.array(rows, np.float64).reshape(-1, len(COLUMNS)), details)
 
     def __len__(self) -> int:
         return len(self.columns["number"])
@@ -172,8 +153,8 @@ class Records:
         return self.columns[column]
 
     def where(self, mask: NDArray[np.bool_]) -> Records:
-        """The requests of a mask; the histogram of silences cannot be divided and is left out."""
-        return Records({name: column[mask] for name, column in self.columns.items()}, details=self.details)
+        """The requests of a mask."""
+        return Records({name: column[mask] for name, column in self.columns.items()}, self.details)
 
     def between(self, start: float, end: float) -> Records:
         """The requests that arrived from one moment to another, as a window of their own."""
@@ -207,17 +188,6 @@ def column_type(name: str) -> type[np.generic]:
     return _TYPES.get(name, np.float64)
 
 
-def join(parts: Sequence[Records]) -> Records:
-    """Several records as one, in order of arrival: of client processes that shared a window."""
-    columns = {name: np.concatenate([part[name] for part in parts]) for name in COLUMNS}
-    order = np.lexsort((columns["number"], columns["arrives_at"]))
-    details: dict[Fault, str] = {}
-    for part in reversed(parts):
-        details.update(part.details)
-    counts = np.sum([part.gap_counts for part in parts], axis=0)
-    return Records({name: column[order] for name, column in columns.items()}, counts, details)
-
-
 def write_records(path: Path, records: Records) -> None:
     """Write records as gzipped CSV, the same bytes for the same records."""
     with path.open("wb") as raw, gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename="", compresslevel=4) as packed:
@@ -232,7 +202,7 @@ def _written(column: NDArray[Any]) -> list[object]:
 
 
 def read_records(path: Path) -> Records:
-    """Read the records of one window, without the histogram of silences, which its summary holds.
+    """Read the records of one window.
 
     Raises:
         IntegrityError: The file is missing or not one of ours.
@@ -241,15 +211,11 @@ def read_records(path: Path) -> Records:
         with gzip.open(path, "rt", encoding="ascii", newline="") as stream:
             reader = csv.reader(stream)
             head, rows = tuple(next(reader, ())), list(reader)
-        columns = {
-            name: np.array([row[place] for row in rows], dtype=np.float64).astype(column_type(name))
-            for place, name in enumerate(COLUMNS)
-        }
+        if head != COLUMNS:
+            raise IntegrityError(f"not the records of a load test: its columns are {', '.join(head)}", where=str(path))
+        return Records.of_rows(np.array(rows, np.float64).reshape(-1, len(COLUMNS)))
     except (OSError, EOFError, ValueError, IndexError) as error:
         raise unless_io(error, IntegrityError(f"no readable load test: {error}", where=str(path))) from error
-    if head != COLUMNS:
-        raise IntegrityError(f"not the records of a load test: its columns are {', '.join(head)}", where=str(path))
-    return Records(columns)
 
 
 def same_requests(first: Records, second: Records) -> tuple[Records, Records]:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
@@ -66,27 +65,27 @@ def run_session(windows: Windows, *, users: int, physics: PhysicalLimits | None 
     Raises:
         Transient: Nobody answers.
     """
-    warm = warm_up(windows, users)
+    warm_up(windows, users)
     seconds = alone_seconds(windows.workload)
-    floor = windows.closed("floor", 1, seconds, most=_ALONE_REQUESTS, keep=True)
+    floor = FloorTimes.of(windows.closed("floor", 1, seconds, most=_ALONE_REQUESTS, keep=True))
     windows.closed("ceiling", users, seconds, most=users * _REQUESTS_A_USER, keep=True)
-    limits = Limits(FloorTimes.of(floor), physics)
     workload, policy = windows.workload, windows.policy
     target = windows.open("target", "target", workload.rate_per_second, workload.duration_seconds, keep=True)
     sent = MeasuredWindow(target, workload.duration_seconds, windows.summaries[-1].server)
     place = np.arange(len(target)) * policy.windows // max(1, len(target))
     parts = [target.where(place == number) for number in range(policy.windows)]
-    judgement = judge_windows(parts, policy, sent=[sent], floor=limits.floor, physics=physics)
+    judgement = judge_windows(parts, policy, sent=[sent], floor=floor, physics=physics)
     if judgement.verdict is Verdict.ANOMALOUS:
-        return _outcome(windows, warm, LoadDecision(judgement), ())
+        return _outcome(windows, judgement)
     rates = search(windows, target)
     if judgement.verdict is Verdict.NO_GO:
-        return _outcome(windows, warm, LoadDecision(judgement), rates)
-    return _outcome(windows, warm, confirm(windows, rates, limits), rates)
+        return _outcome(windows, judgement, rates)
+    judgement, confirmed = confirm(windows, rates, floor, physics)
+    return _outcome(windows, judgement, rates, confirmed)
 
 
-def warm_up(windows: Windows, users: int) -> tuple[int, float]:
-    """Send requests that nothing is made of; returns their number and the seconds that they took.
+def warm_up(windows: Windows, users: int) -> None:
+    """Send requests that nothing is made of.
 
     Raises:
         Transient: Not one request was answered.
@@ -95,9 +94,7 @@ def warm_up(windows: Windows, users: int) -> tuple[int, float]:
     records = windows.warm_up(max(1, users // 2), _WARMUP_SECONDS, most=most)
     if not records.answered.any():
         raise Transient("no warm-up request was answered", where="load test", hint="look at the server's log")
-    seconds = time.monotonic() - started
-    _log.info("warmed up", requests=len(records), seconds=round(seconds, 2))
-    return len(records), seconds
+    _log.info("warmed up", requests=len(records), seconds=round(time.monotonic() - started, 2))
 
 
 def search(windows: Windows, first: Records) -> tuple[RatePoint, ...]:
@@ -126,44 +123,27 @@ def _point(windows: Windows, rate: float, records: Records) -> RatePoint:
     return RatePoint(
         rate_per_second=rate,
         good_fraction=summary.good_fraction,
-        good_per_second=summary.good_per_second,
         verdict=probe_verdict(records, windows.policy),
         window=summary.name,
     )
 
 
 def _outcome(
-    windows: Windows, warm: tuple[int, float], decision: LoadDecision, rates: tuple[RatePoint, ...]
+    windows: Windows, judgement: Judgement, rates: tuple[RatePoint, ...] = (), confirmed: float | None = None
 ) -> LoadTestOutcome:
     return LoadTestOutcome(
         target_rate_per_second=windows.workload.rate_per_second,
-        warmup_requests=warm[0],
-        warmup_seconds=warm[1],
         windows=tuple(windows.summaries),
         rates=rates,
         highest_rate_per_second=highest_passed(rates),
-        confirmed_rate_per_second=decision.rate_per_second,
-        judgement=decision.judgement,
+        confirmed_rate_per_second=confirmed,
+        judgement=judgement,
     )
 
 
-@dataclass(frozen=True)
-class LoadDecision:
-    """What was decided, and at which rate; no rate when none was confirmed."""
-
-    judgement: Judgement
-    rate_per_second: float | None = None
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits that no answer can beat: the idle server's, and the hardware's."""
-
-    floor: FloorTimes
-    physics: PhysicalLimits | None = None
-
-
-def confirm(windows: Windows, rates: tuple[RatePoint, ...], limits: Limits) -> LoadDecision:
+def confirm(
+    windows: Windows, rates: tuple[RatePoint, ...], floor: FloorTimes, physics: PhysicalLimits | None = None
+) -> tuple[Judgement, float | None]:
     """Confirm a share of the highest rate, or less, but never less than the target.
 
     A rate that is not confirmed is lowered towards the target, which is tried last.
@@ -171,7 +151,11 @@ def confirm(windows: Windows, rates: tuple[RatePoint, ...], limits: Limits) -> L
     Args:
         windows: What measures.
         rates: The search's probes, by rising rate; none when none was looked for.
-        limits: Limits that no answer can beat.
+        floor: What the server took alone.
+        physics: What the hardware allows at best.
+
+    Returns:
+        What was decided, and at which rate; no rate when none was confirmed.
     """
     workload, policy = windows.workload, windows.policy
     shown = {point.window for point in rates if _passed(point)}
@@ -188,11 +172,11 @@ def confirm(windows: Windows, rates: tuple[RatePoint, ...], limits: Limits) -> L
             if 2 * void <= len(records):
                 break
             _log.warning("the load generator fell behind in most windows", void=void, windows=len(records))
-        judgement = judge_windows(held, policy, sent=sent, floor=limits.floor, physics=limits.physics)
+        judgement = judge_windows(held, policy, sent=sent, floor=floor, physics=physics)
         if judgement.verdict in (Verdict.GO, Verdict.ANOMALOUS):
             break
         _log.info("not confirmed", per_second=round(rate, 3), verdict=str(judgement.verdict))
-    return LoadDecision(judgement, rate if judgement.verdict is Verdict.GO else None)
+    return judgement, rate if judgement.verdict is Verdict.GO else None
 
 
 def windows_grown(length: float, longest_wait: float, policy: LoadTestPolicy) -> float:

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from llm_pipeline.base.digest import sha256_json
-
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
@@ -35,12 +33,10 @@ class Traffic:
         arrivals: Scheduled arrival of each, seconds from the start of the window, rising; None in a closed loop.
         concurrency: Users of a closed loop, each of whom sends when the last answer is there; 0 in an open loop.
         duration_seconds: Length of the window: a closed loop starts no request after it.
-        digest: Names the traffic: equal only for the same requests at the same times.
     """
 
     requests: tuple[LoadRequest, ...]
     duration_seconds: float
-    digest: str
     arrivals: NDArray[np.float64] | None = None
     concurrency: int = 0
 
@@ -49,14 +45,12 @@ class Traffic:
         cls, requests: Sequence[LoadRequest], arrivals: NDArray[np.float64], duration_seconds: float
     ) -> Traffic:
         """Requests that arrive whatever became of the earlier ones."""
-        digest = sha256_json([_named(requests), [float(moment) for moment in arrivals]])
-        return cls(tuple(requests), duration_seconds, digest, arrivals=arrivals)
+        return cls(tuple(requests), duration_seconds, arrivals=arrivals)
 
     @classmethod
     def closed_loop(cls, requests: Sequence[LoadRequest], concurrency: int, duration_seconds: float) -> Traffic:
         """Requests of `concurrency` users, who wait for one answer before they send the next request."""
-        digest = sha256_json([_named(requests), concurrency, duration_seconds])
-        return cls(tuple(requests), duration_seconds, digest, concurrency=concurrency)
+        return cls(tuple(requests), duration_seconds, concurrency=concurrency)
 
     def between(self, start: float, end: float) -> Traffic:
         """The part of an open loop that arrives from one moment to another, as a window of its own."""
@@ -68,7 +62,3 @@ class Traffic:
     def offered_per_second(self) -> float | None:
         """Requests a second that the schedule asks for; None in a closed loop."""
         return None if self.arrivals is None else len(self.requests) / self.duration_seconds
-
-
-def _named(requests: Sequence[LoadRequest]) -> list[list[object]]:
-    return [[r.prompt, r.maximum_tokens, r.cancel_after_tokens] for r in requests]

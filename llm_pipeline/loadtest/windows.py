@@ -19,8 +19,8 @@ from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.config.workload import Workload
 from llm_pipeline.loadtest.gate import good, void_reason, worst_severity
 from llm_pipeline.loadtest.measure import LoadClient, MeasuredWindow, client_lag_seconds, rate_share
-from llm_pipeline.loadtest.outcome import Histogram, Latency, Phase, Quantile, SecondOfTraffic, WindowSummary
-from llm_pipeline.loadtest.records import GAP_EDGES, Fault, Records, write_records
+from llm_pipeline.loadtest.outcome import Latency, Phase, Quantile, SecondOfTraffic, WindowSummary
+from llm_pipeline.loadtest.records import Fault, Records, write_records
 from llm_pipeline.loadtest.traffic import Traffic
 from llm_pipeline.loadtest.workload import TrafficSource
 
@@ -98,9 +98,8 @@ class Windows:
             if not len(records.judged):
                 continue
             measured = MeasuredWindow(records, seconds)
-            if place == self.policy.windows:  # what cannot be divided is told once
-                whole = replace(records, gap_counts=sent.records.gap_counts)
-                measured = replace(sent, records=whole, window_seconds=seconds)
+            if place == self.policy.windows:  # the server's metrics cannot be divided, and are told once
+                measured = replace(sent, records=records, window_seconds=seconds)
             part = traffic.between(*span)
             held.append(self._keep(f"{name}-{first + place - 1}", "confirmation", seed, part, measured, keep=True))
         return held, sent
@@ -142,8 +141,6 @@ def _short(value: float | None) -> float | None:
 
 
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
-_BINS_A_DECADE = 10
-_SHORTEST_MILLISECONDS = 1e-3
 
 Values = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -185,7 +182,6 @@ def summarize_window(  # noqa: PLR0917 - its name, its traffic and its result
         name=name,
         phase=phase,
         seed=seed,
-        traffic_digest=traffic.digest,
         requests=len(judged),
         failed=int(np.sum(~answered)),
         faults={fault.words: count for fault, count in faults.items()},
@@ -203,7 +199,6 @@ def summarize_window(  # noqa: PLR0917 - its name, its traffic and its result
         rate_share=rate_share(measured.records),
         first_token=latency(judged["first_token_seconds"][answered]),
         time_per_output_token=latency(judged.time_per_output_token_seconds[answered]),
-        inter_token=silences(measured.records),
         longest_stall=latency(judged["longest_gap_seconds"][answered]),
         end_to_end=latency(judged["total_seconds"][answered]),
         seconds=_by_second(judged, is_good),
@@ -232,40 +227,7 @@ def latency(seconds: Values) -> Latency | None:
             Quantile(quantile=quantile, milliseconds=1e3 * float(values[rank - 1]))
             for quantile, rank in zip(QUANTILES, ranks, strict=True)
         ),
-        histogram=_histogram(1e3 * values, np.ones_like(values)),
     )
-
-
-def silences(records: Records) -> Latency | None:
-    """Inter-token latency of all answers from the histogram of their silences; None when there are none.
-
-    A quantile is the middle of its bin, which is 2 % wide.
-    """
-    counts = records.gap_counts
-    total = int(counts.sum())
-    if not total:
-        return None
-    middles = 1e3 * np.sqrt(GAP_EDGES[:-1] * GAP_EDGES[1:])
-    bins = np.searchsorted(np.cumsum(counts), np.ceil(np.array(QUANTILES) * total))
-    return Latency(
-        mean_milliseconds=float(np.average(middles, weights=counts)),
-        maximum_milliseconds=1e3 * float(np.max(records["longest_gap_seconds"])) or float(middles[counts > 0][-1]),
-        quantiles=tuple(
-            Quantile(quantile=quantile, milliseconds=float(middles[place]))
-            for quantile, place in zip(QUANTILES, bins.tolist(), strict=True)
-        ),
-        histogram=_histogram(middles[counts > 0], counts[counts > 0]),
-    )
-
-
-def _histogram(milliseconds: Values, weights: NDArray[Any]) -> Histogram:
-    """Ten bins a decade, the same edges for every window, so that two histograms can be laid over one another."""
-    values = np.maximum(milliseconds, _SHORTEST_MILLISECONDS)
-    places = np.floor(np.log10(values) * _BINS_A_DECADE + 1e-9).astype(np.int64)
-    first, last = int(places.min()), int(places.max())
-    edges = 10.0 ** (np.arange(first, last + 2) / _BINS_A_DECADE)
-    counts = np.bincount(places - first, weights=weights)
-    return Histogram(edges_milliseconds=tuple(edges.tolist()), counts=tuple(map(int, counts)))
 
 
 def _by_second(judged: Records, is_good: Mask) -> tuple[SecondOfTraffic, ...]:
@@ -280,19 +242,11 @@ def _by_second(judged: Records, is_good: Mask) -> tuple[SecondOfTraffic, ...]:
         return counts
 
     everything = np.ones(len(judged), np.bool_)
-    edges = np.searchsorted(seconds, np.arange(length + 1))
-
-    def medians(column: str) -> list[float | None]:
-        """Of the answers of each second, in milliseconds; None where there is none."""
-        values = np.where(answered, judged[column], np.nan)
-        found = [part[~np.isnan(part)] for part in np.split(values, edges[1:-1])]
-        return [1e3 * float(np.median(part)) if part.size else None for part in found]
-
     stalls = np.zeros(length)
     np.maximum.at(stalls, seconds, judged["longest_gap_seconds"])
     columns = zip(
         counted(everything), counted(~answered), counted(is_good), counted(answered, judged["output_tokens"]),
-        medians("first_token_seconds"), medians("total_seconds"), stalls.tolist(), strict=True,
+        stalls.tolist(), strict=True,
     )  # fmt: skip
     return tuple(
         SecondOfTraffic(
@@ -301,9 +255,7 @@ def _by_second(judged: Records, is_good: Mask) -> tuple[SecondOfTraffic, ...]:
             failed=failed,
             good=kept,
             output_tokens=tokens,
-            first_token_milliseconds=first_token,
-            end_to_end_milliseconds=end_to_end,
             longest_stall_milliseconds=1e3 * stall if arrived and stall > 0.0 else None,
         )
-        for second, (arrived, failed, kept, tokens, first_token, end_to_end, stall) in enumerate(columns)
+        for second, (arrived, failed, kept, tokens, stall) in enumerate(columns)
     )

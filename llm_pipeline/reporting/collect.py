@@ -21,7 +21,7 @@ from llm_pipeline.canary.timeline import ArmPoint, TimelinePoint, read_timeline
 from llm_pipeline.canary.timeline import read_summary as read_step_summary
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.loadtest.outcome import deciding_windows, read_outcome
-from llm_pipeline.loadtest.records import Records, join, read_records
+from llm_pipeline.loadtest.records import COLUMNS, Records, read_records
 from llm_pipeline.planning.memory import climbing_order
 from llm_pipeline.planning.stage_cost import PlannedStage, TotalCost
 from llm_pipeline.planning.target_plan import TargetPlan
@@ -126,8 +126,10 @@ def read_load(directory: Path, target: str, policy: LoadTestPolicy) -> LoadStudy
     outcome = read_outcome(directory)
     paths = [directory / f"{window.name}.csv.gz" for window in deciding_windows(outcome)]
     kept = [read_records(path) for path in paths if path.exists()]
-    curves = tuple(_curves(join(kept).judged)) if kept else ()
-    return LoadStudy(target=target, policy=policy, outcome=outcome, curves=curves)
+    if not kept:
+        return LoadStudy(target=target, policy=policy, outcome=outcome)
+    records = Records({name: np.concatenate([part[name] for part in kept]) for name in COLUMNS})
+    return LoadStudy(target=target, policy=policy, outcome=outcome, curves=tuple(_curves(records.judged)))
 
 
 def _curves(records: Records) -> Iterator[LatencyCurve]:

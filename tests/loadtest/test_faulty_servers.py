@@ -118,7 +118,6 @@ def test_a_sound_server_passes_at_the_workloads_rate(server, source):
     assert window.faults == {}
     assert window.server.kv_cache_fraction > 0
     assert window.server.input_tokens >= 6 * window.requests
-    assert outcome.warmup_requests >= 100  # the first streams of a server are slow
 
 
 def test_no_request_of_the_warm_up_is_in_a_window(server, source):
@@ -126,9 +125,9 @@ def test_no_request_of_the_warm_up_is_in_a_window(server, source):
     before = server.completed_requests()
     with LoadClient(server.endpoint, processes=1, timeout_seconds=TIMEOUT_SECONDS) as client:
         windows = Windows(client, source, WORKLOAD, POLICY)
-        warm = warm_up(windows, USERS)
+        warm_up(windows, USERS)
         assert windows.summaries == []
-    assert server.completed_requests() - before == warm[0] >= 100
+    assert server.completed_requests() - before >= 100  # the first streams of a server are slow
 
 
 def assert_too_often_missed(outcome: LoadTestOutcome, *limits: str) -> None:

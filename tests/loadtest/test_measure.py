@@ -61,7 +61,6 @@ def test_every_scheduled_request_is_sent_at_its_time_and_recorded(client: LoadCl
     assert np.median(lags) < 0.1
     assert bool(((lags < first) & (first <= total)).all())
     assert measured.window_seconds == pytest.approx(1.0, abs=0.3)
-    assert records.gap_counts.sum() == 200 * 3
 
 
 def test_an_open_loop_waits_for_nobody_and_charges_a_stall_to_all_that_queued_meanwhile():
@@ -103,10 +102,9 @@ def test_each_fault_has_its_kind_and_its_first_words(client: LoadClient):
     assert 1.0 <= records["total_seconds"][-1] < 3
 
 
-def test_silences_between_tokens_are_counted(client: LoadClient):
+def test_the_longest_silence_between_tokens_is_told(client: LoadClient):
     records = client.send(traffic(["pause=0.05"], apart=0.1)).records
     assert 0.05 <= records["longest_gap_seconds"][0] < 1
-    assert records.gap_counts.sum() == 3
     assert 0.04 < records.time_per_output_token_seconds[0] <= records["longest_gap_seconds"][0]
     assert records["first_token_seconds"][0] + 0.1 < records["last_token_seconds"][0]
 
@@ -182,7 +180,6 @@ def test_several_processes_record_what_one_does(server: ScriptedServer):
     assert records["number"].tolist() == list(range(99))
     assert records["arrives_at"].tolist() == scheduled.arrivals.tolist()
     assert bool(records.answered.all())
-    assert records.gap_counts.sum() == 99 * 3
     assert sorted(asked["prompt"] for asked in server.seen[before : before + 99]) == sorted(
         request.prompt for request in scheduled.requests
     )
@@ -256,7 +253,7 @@ def test_processes_follow_the_rate_up_to_the_cores(monkeypatch: pytest.MonkeyPat
 
     def at(rate: float, tokens: int) -> int:
         requests = [LoadRequest("p", tokens)] * int(rate)
-        return processes_for(Traffic(tuple(requests), 1.0, "", arrivals=np.linspace(0, 1, len(requests))))
+        return processes_for(Traffic(tuple(requests), 1.0, arrivals=np.linspace(0, 1, len(requests))))
 
     assert (at(50, 16), at(500, 256), at(5000, 256)) == (1, 4, 4)
     assert processes_for(Traffic((), 1.0, "", concurrency=600)) == 3

@@ -37,7 +37,7 @@ class Server:
 
     def send(self, traffic: Traffic):
         factor, draws = self.slower * self.host.slowness(), self.host.draws
-        self.host.sent.append((self.name, traffic.digest))
+        self.host.sent.append((self.name, traffic.requests))
         lag = next(self.lags, 0.0)
         rows = [self.answer(number, request, factor, lag, draws) for number, request in enumerate(traffic.requests)]
         return SimpleNamespace(records=Records.of(rows), window_seconds=traffic.duration_seconds)
@@ -99,7 +99,7 @@ def test_both_get_the_same_traffic_with_a_fresh_seed_each_round_and_take_turns_a
     assert [first[0] for first, _ in rounds[:5]] == ["candidate", "production"] * 2 + ["candidate"]
     assert all(first[0] != second[0] for first, second in rounds)
     assert all(first[1] == second[1] for first, second in rounds)
-    assert len({digest for _, digest in host.sent}) == 1 + len(rounds)
+    assert len({requests for _, requests in host.sent}) == 1 + len(rounds)
 
 
 def test_a_window_that_the_client_could_not_send_in_time_is_repeated():

@@ -12,7 +12,7 @@ SEARCH = RateSearch(resolution=0.1)
 
 def point(rate: float, limit: float) -> RatePoint:
     verdict = Verdict.GO if rate <= limit else Verdict.NO_GO
-    return RatePoint(rate_per_second=rate, good_fraction=1.0, good_per_second=rate, verdict=verdict, window="w")
+    return RatePoint(rate_per_second=rate, good_fraction=1.0, verdict=verdict, window="w")
 
 
 def found(limit: float, start: float = 20.0, most: float = 1000.0) -> tuple[RatePoint, ...]:

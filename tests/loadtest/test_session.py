@@ -81,7 +81,7 @@ def test_the_windows_are_one_run_after_a_first_one_that_only_fills_the_queue():
     assert {window.requests for window in judged} == {200}
     assert {window.seconds[0].second for window in judged} == {0}
     assert len({request.prompt.split()[0] for request in run.requests}) == 13, "a seed for each"
-    assert len({window.traffic_digest for window in (*judged, outcome.window("target"))}) == 13
+    assert len({window.seed for window in (*judged, outcome.window("target"))}) == 13
     assert target.duration_seconds == WORKLOAD.duration_seconds
 
 

@@ -54,7 +54,7 @@ class Answer:
         detail: What the failure said, cut to 300 characters.
         first_text_at: First chunk with text; NaN without one.
         last_text_at: Last chunk with text; NaN without one.
-        gaps: Silences between chunks, in seconds.
+        longest_gap: Longest silence between two chunks, in seconds.
         retried: It was sent a second time, because the reused connection was closed before any answer.
     """
 
@@ -71,9 +71,9 @@ class Answer:
         "ended_at",
         "fault",
         "first_text_at",
-        "gaps",
         "input_tokens",
         "last_text_at",
+        "longest_gap",
         "number",
         "output_tokens",
         "request",
@@ -98,7 +98,7 @@ class Answer:
         self.ended_at, self.first_text_at, self.last_text_at = 0.0, nan, nan
         self.status, self.input_tokens, self.output_tokens = 0, 0, 0
         self.fault, self.detail, self.retried = Fault.NONE, "", False
-        self.gaps: list[float] = []
+        self.longest_gap = 0.0
         self._previous_at, self._reader = 0.0, CompletionReader(model, stream=True)
         self._pending = self._stray = b""
         self._finish_reason = self._error = self._malformed = ""
@@ -177,7 +177,7 @@ class Answer:
         if text or tokens or reason != self._finish_reason:  # an empty chunk ends no silence
             self._finish_reason = reason
             if self._previous_at:
-                self.gaps.append(now - self._previous_at)
+                self.longest_gap = max(self.longest_gap, now - self._previous_at)
             self._previous_at = now
 
     def _judge(self) -> tuple[Fault, str]:

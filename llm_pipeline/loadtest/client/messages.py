@@ -1,73 +1,13 @@
-"""The protocol between a client process and its parent over two pipes: frames of a kind, a length and bytes."""
+"""What the parent tells a client process: where requests go, and which of them it sends in a window."""
 
 from __future__ import annotations
 
 import json
-import os
-import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
-from typing import Any
 
 from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
 from llm_pipeline.serving.completions import COMPLETIONS_PATH, GenerationParameters, request_body
-
-_HEAD = struct.Struct("<BQ")
-_PIECE = 1 << 20
-
-
-class Kind(IntEnum):
-    """What a frame is.
-
-    Attributes:
-        TARGET: To the process: where requests go, JSON.
-        SHARE: To the process: what it sends in the next window, JSON.
-        START: To the process: when the window starts, JSON.
-        READY: From the process: it can start.
-        ROWS: From the process: packed rows of the window that has ended.
-        REST: From the process: what it says beside its rows, JSON; the window's last frame.
-    """
-
-    TARGET = 1
-    SHARE = 2
-    START = 3
-    READY = 4
-    ROWS = 5
-    REST = 6
-
-
-def write_frame(descriptor: int, kind: Kind, data: bytes | memoryview = b"") -> None:
-    """Write a frame.
-
-    Raises:
-        BrokenPipeError: The other process has ended.
-    """
-    os.write(descriptor, _HEAD.pack(kind, len(data)))
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view[:_PIECE]) :]
-
-
-def read_frame(descriptor: int) -> tuple[Kind, bytes]:
-    """Read a frame.
-
-    Raises:
-        EOFError: The other process has ended.
-    """
-    kind, length = _HEAD.unpack(_read(descriptor, _HEAD.size))
-    return Kind(kind), _read(descriptor, length)
-
-
-def _read(descriptor: int, length: int) -> bytes:
-    pieces: list[bytes] = []
-    while length:
-        piece = os.read(descriptor, min(length, _PIECE))
-        if not piece:
-            raise EOFError("the other process has ended")
-        pieces.append(piece)
-        length -= len(piece)
-    return b"".join(pieces)
 
 
 @dataclass(frozen=True)
@@ -108,9 +48,6 @@ def load_body(request: LoadRequest, model: str | None) -> bytes:
     return json.dumps(request_body(asked, model, stream=True)).encode()
 
 
-_FIELDS = ("prompt", "maximum_tokens", "cancel_after_tokens")
-
-
 @dataclass(frozen=True)
 class Share:
     """Requests `first`, `first + step`, ... of a window.
@@ -132,27 +69,6 @@ class Share:
         """The requests, each with its place in the traffic."""
         for place, request in enumerate(self.requests):
             yield self.first + place * self.step, request
-
-    def encode(self) -> bytes:
-        """As JSON, a list for each field of the requests."""
-        fields = {name: [getattr(request, name) for request in self.requests] for name in _FIELDS}
-        document = {
-            "first": self.first,
-            "step": self.step,
-            "requests": fields,
-            "arrivals": self.arrivals,
-            "users": self.users,
-            "duration_seconds": self.duration_seconds,
-        }
-        return json.dumps(document).encode()
-
-    @classmethod
-    def decode(cls, data: bytes) -> Share:
-        """A share that was encoded."""
-        document: dict[str, Any] = json.loads(data)
-        fields = document.pop("requests")
-        requests = [LoadRequest(*values) for values in zip(*(fields[name] for name in _FIELDS), strict=True)]
-        return cls(requests=requests, **document)
 
 
 def shares(traffic: Traffic, processes: int) -> list[Share]:

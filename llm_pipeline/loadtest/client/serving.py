@@ -1,4 +1,4 @@
-"""What a client process does: it serves the parent that started it, through pipes, and ends with it."""
+"""What a client process does: it serves the parent that started it, through a socket, and ends with it."""
 
 from __future__ import annotations
 
@@ -6,76 +6,67 @@ import asyncio
 import contextlib
 import ctypes
 import gc
-import json
 import math
 import os
 import resource
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection
 from typing import ClassVar
 
 import uvloop
 
 from llm_pipeline.loadtest.client.answer import Answer
 from llm_pipeline.loadtest.client.connection import Connections
-from llm_pipeline.loadtest.client.messages import Kind, Share, Target, read_frame, write_frame
-from llm_pipeline.loadtest.client.rows import RowWriter
+from llm_pipeline.loadtest.client.messages import Share, Target
+from llm_pipeline.loadtest.client.rows import Rows
 from llm_pipeline.loadtest.traffic import LoadRequest
 from llm_pipeline.serving.completions import header_secrets, shown
 
 _ORPHANED = 1
 
 
-async def serve(reads: int, writes: int) -> None:
+async def serve(parent: Connection) -> None:
     """Send window after window, until the parent says no more.
 
-    Args:
-        reads: Descriptor that the parent's frames come from.
-        writes: Descriptor that ours go to.
+    The parent says where to (`Target`), then for each window what (`Share`) and when it starts; each is answered with
+    None as soon as the next may come, and a window with its rows and what failures said.
 
     Raises:
         EOFError: The parent has gone.
     """
-    _, target = read_frame(reads)
-    sent_to = Target(**json.loads(target))
-    sender, secrets = Sender(sent_to), header_secrets(sent_to.headers)
-    loop = asyncio.get_running_loop()
-    write_frame(writes, Kind.READY)
+    target: Target = parent.recv()
+    sender, secrets = Sender(target), header_secrets(target.headers)
+    parent.send(None)
     while True:
-        await _readable(reads)  # connections that the server closes meanwhile are noticed
-        await sender.prepare(Share.decode(read_frame(reads)[1]))
+        said = asyncio.Event()
+        with _on_readable(parent, said.set):  # connections that the server closes meanwhile are noticed
+            await said.wait()
+        await sender.prepare(parent.recv())
         with _no_garbage_collection():
-            write_frame(writes, Kind.READY)
-            start = float(json.loads(read_frame(reads)[1]))
-            loop.add_reader(reads, os._exit, _ORPHANED)  # nothing is said during a window: readable means closed
-            before = time.process_time()
-            rows = await sender.run(start)
-            seconds = time.process_time() - before
-            loop.remove_reader(reads)
-        _hand_back(writes, rows, seconds, secrets)
+            parent.send(None)
+            start = parent.recv()
+            with _on_readable(parent, os._exit, _ORPHANED):  # nothing is said during a window: readable means closed
+                rows = await sender.run(start)
+        hand_back(parent, rows, secrets)
 
 
-async def _readable(descriptor: int) -> None:
-    loop, event = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(descriptor, event.set)
+@contextlib.contextmanager
+def _on_readable(parent: Connection, call: Callable[..., object], *arguments: object) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    loop.add_reader(parent.fileno(), call, *arguments)
     try:
-        await event.wait()
+        yield
     finally:
-        loop.remove_reader(descriptor)
-        os.set_blocking(descriptor, True)  # libuv has made it non-blocking
+        loop.remove_reader(parent.fileno())
+        os.set_blocking(parent.fileno(), True)  # libuv has made it non-blocking
 
 
-def _hand_back(writes: int, rows: RowWriter, processor_seconds: float, secrets: Sequence[str]) -> None:
-    for block in rows.blocks():
-        write_frame(writes, Kind.ROWS, block)
-    rest = {
-        "gap_counts": rows.gap_counts,
-        "details": {int(fault): shown(detail, secrets) for fault, detail in rows.details.items()},
-        "processor_seconds": processor_seconds,
-    }
-    write_frame(writes, Kind.REST, json.dumps(rest).encode())
+def hand_back(parent: Connection, rows: Rows, secrets: Sequence[str]) -> None:
+    """Give the parent the rows of a window, and what failures said, without the keys that were sent."""
+    parent.send((rows.values(), {fault: shown(detail, secrets) for fault, detail in rows.details.items()}))
 
 
 @contextlib.contextmanager
@@ -98,13 +89,11 @@ def _allow_many_connections() -> None:
 
 
 def serve_parent() -> None:
-    """Serve the parent on stdin and stdout; whatever is printed goes to stderr."""
+    """Serve the parent on stdin, which is a socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
-    writes = os.dup(sys.stdout.fileno())
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     _allow_many_connections()
-    with contextlib.suppress(EOFError, BrokenPipeError):
-        uvloop.run(serve(sys.stdin.fileno(), writes))
+    with contextlib.suppress(EOFError, ConnectionError):
+        uvloop.run(serve(Connection(os.dup(sys.stdin.fileno()))))
 
 
 _ABSOLUTE = 1  # TFD_TIMER_ABSTIME
@@ -175,7 +164,7 @@ class Sender:
     def __init__(self, target: Target) -> None:
         self._model, self._connections = target.model, Connections(target, self._ended)
         self._timer = MonotonicTimer()
-        self._rows = RowWriter()
+        self._rows = Rows()
         self._share = Share(0, 1, (), None, 0, 0.0)
         self._numbered: Iterator[tuple[int, LoadRequest]] = iter(())
         self._next: tuple[int, LoadRequest, bytes] | None = None
@@ -184,11 +173,11 @@ class Sender:
 
     async def prepare(self, share: Share) -> None:
         """Do what can be done before the window: find the server, and write down the first request."""
-        self._share, self._rows, self._numbered, self._sent = share, RowWriter(), share.numbered(), 0
+        self._share, self._rows, self._numbered, self._sent = share, Rows(), share.numbered(), 0
         self._advance()
         await self._connections.prepare(_spare_connections(share))
 
-    async def run(self, start: float) -> RowWriter:
+    async def run(self, start: float) -> Rows:
         """Send everything, and wait until each request has ended.
 
         Args:
@@ -263,7 +252,7 @@ class Sender:
         self._finish_if_done()
 
     def _finish_if_done(self) -> None:
-        done = self._next is None and self._rows.count == self._sent
+        done = self._next is None and len(self._rows) == self._sent
         if done and self._finished is not None and not self._finished.done():
             self._finished.set_result(None)
 

@@ -41,7 +41,7 @@ def test_a_whole_answer_is_the_same_however_its_bytes_are_cut():
         pieces = [body[start : start + size] for start in range(0, len(body), size)]
         assert judged(answer, *pieces) is Fault.NONE
         assert answer.output_tokens == 3
-    assert answer.gaps == [0.0, 0.0], "three events of one packet came at one moment"
+    assert answer.longest_gap == 0.0, "three events of one packet came at one moment"
 
 
 def test_lines_may_end_in_carriage_returns_and_the_last_one_in_nothing():
@@ -56,7 +56,7 @@ def test_the_first_token_is_the_first_chunk_with_text():
     assert judged(answer, *bodies) is Fault.NONE
     assert answer.first_text_at == 104.0
     assert answer.last_text_at == 105.0, "the end of the answer brought no text"
-    assert answer.gaps == [1.0, 1.0, 1.0], "a chunk that brings nothing neither begins nor ends a silence"
+    assert answer.longest_gap == 1.0, "a chunk that brings nothing neither begins nor ends a silence"
 
 
 def test_tokens_are_those_that_the_server_counts():
@@ -123,7 +123,7 @@ def test_a_chunk_with_the_usage_alone_ends_no_silence():
     usage = json.dumps({"model": "llm", "choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}).encode()
     answer = answer_to()
     assert judged(answer, *WHOLE[:3], b"data: " + usage + b"\n\n", DONE) is Fault.NONE
-    assert answer.gaps == [1.0, 1.0]
+    assert answer.longest_gap == 1.0
 
 
 @pytest.mark.parametrize("text", [["a"], 5])
