@@ -24,7 +24,6 @@ from llm_pipeline.loadtest.outcome import deciding_windows, read_outcome
 from llm_pipeline.loadtest.records import COLUMNS, Records, read_records
 from llm_pipeline.planning.memory import climbing_order
 from llm_pipeline.planning.stage_cost import PlannedStage, TotalCost
-from llm_pipeline.planning.target_plan import TargetPlan
 from llm_pipeline.release.candidate import is_trial
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.decision import read_decisions, refusal, waiting
@@ -134,18 +133,14 @@ def read_load(directory: Path, target: str, policy: LoadTestPolicy) -> LoadStudy
 
 def _curves(records: Records) -> Iterator[LatencyCurve]:
     """The empirical distributions; requests without an answer keep them below one."""
-    answered, several = records.answered, records["output_tokens"] > 1
-    every = np.ones_like(answered)
-    for name, seconds, asked in (
-        ("first token", records["first_token_seconds"], every),
-        ("end to end", records["total_seconds"], every),
-        ("time per output token", records.time_per_output_token_seconds, several),
-        ("longest stall", records["longest_gap_seconds"], several),
+    for name, seconds in (
+        ("first token", records["first_token_seconds"]),
+        ("end to end", records["total_seconds"]),
     ):
-        values = 1e3 * np.sort(seconds[answered & asked & (seconds > 0.0)])
+        values = 1e3 * np.sort(seconds[records.answered & (seconds > 0.0)])
         if values.size:
             picks = np.unique(np.linspace(0, values.size - 1, MOST_SAMPLES).astype(int))
-            shares = (picks + 1) / int(asked.sum())
+            shares = (picks + 1) / len(records)
             yield LatencyCurve(name=name, milliseconds=tuple(values[picks].tolist()), shares=tuple(shares.tolist()))
 
 
@@ -192,8 +187,7 @@ class _Collector:
             summary=self._summary,
             passed_over=lambda recipe: self._try(f"the ladder of {recipe}", lambda: self._flow.passed_over(recipe)),
         )
-        plans = self._planned("targets", TargetPlan)
-        tried = self._try("the candidates", lambda: read_candidates(self._flow, results, plans)) or ()
+        tried = self._try("the candidates", lambda: read_candidates(self._flow, results)) or ()
         return ReportData(
             release_id=record.release_id,
             title=record.release.name,

@@ -62,15 +62,11 @@ def _load(load: LoadStudy) -> Iterator[Figure]:
 
 
 def _chosen(row: CandidateRow) -> Iterator[Figure]:
-    """What a release by cost measured of what it released, beside the plan."""
+    """What a release by cost measured of what it released."""
     if row.tokens_per_second:
-        planned = row.planned_tokens_per_second
-        note = f"{row.name}; {planned:,.0f} planned" if planned else row.name
-        yield Figure(label=f"Tokens, {row.target}", value=f"{row.tokens_per_second:,.0f} tokens/s", note=note)
+        yield Figure(label=f"Tokens, {row.target}", value=f"{row.tokens_per_second:,.0f} tokens/s", note=row.name)
     if row.gpu_memory_bytes:
-        planned_bytes = row.planned_memory_bytes
-        note = f"{byte_size(planned_bytes)} planned" if planned_bytes else ""
-        yield Figure(label=f"GPU memory, {row.target}", value=byte_size(row.gpu_memory_bytes), note=note)
+        yield Figure(label=f"GPU memory, {row.target}", value=byte_size(row.gpu_memory_bytes))
 
 
 def load_figures(load: LoadStudy) -> Iterator[Figure]:

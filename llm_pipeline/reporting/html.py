@@ -15,10 +15,9 @@ from llm_pipeline.release.evidence_text import bounds_in_words
 from llm_pipeline.reporting.accuracy_plot import pareto_points, plot_accuracy, plot_pareto
 from llm_pipeline.reporting.canary_plot import e_value, plot_canary, plot_evidence
 from llm_pipeline.reporting.figure import Plot
-from llm_pipeline.reporting.headline import advice, failure_in_words
+from llm_pipeline.reporting.headline import advice
 from llm_pipeline.reporting.load_plots import draw_load
 from llm_pipeline.reporting.model import ReportData, stage_label, verdict_in_words
-from llm_pipeline.reporting.timeline_plot import plot_timeline
 
 _TEMPLATE = "template.html.jinja"
 
@@ -54,7 +53,6 @@ def render_report(data: ReportData) -> str:
         plots=plots,
         symbol=_SYMBOL,
         advice=advice,
-        failed_in_words=failure_in_words,
         load_tables=findings,
         load_in_words=rates_in_words,
         drawn=Markup,  # our own SVG: matplotlib escapes its texts
@@ -74,8 +72,6 @@ def draw_plots(data: ReportData) -> Iterator[Plot]:
             yield plot_canary(study)
         if study.evidence is not None:
             yield plot_evidence(study, study.evidence)
-    if data.stages or data.failures:
-        yield plot_timeline(data.stages, data.failures)
 
 
 def _shown(value: object) -> object:

@@ -11,15 +11,13 @@ from typing import Any
 import numpy as np
 
 from llm_pipeline.base.quantities import measure
-from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.loadtest.outcome import (
     Latency,
-    RatePoint,
     WindowSummary,
     deciding_windows,
     quantile_of,
 )
-from llm_pipeline.reporting.figure import VERDICT_ROLE, Plot, colour, draw_plot, legend_below, milliseconds_axis
+from llm_pipeline.reporting.figure import Plot, colour, draw_plot, legend_below, milliseconds_axis
 from llm_pipeline.reporting.model import LatencyCurve, LoadStudy
 
 _MOST_INTERVALS = 240
@@ -80,7 +78,6 @@ def plot_over_time(load: LoadStudy) -> Plot:
 
 
 _QUANTILES = (0.5, 0.9, 0.95, 0.99)
-_MARKER = {Verdict.GO: "o", Verdict.NO_GO: "X", Verdict.INCONCLUSIVE: "^", Verdict.ANOMALOUS: "D"}
 
 
 def plot_latency_by_rate(load: LoadStudy) -> Plot:
@@ -117,71 +114,6 @@ def plot_latency_by_rate(load: LoadStudy) -> Plot:
         draw,
         size=_SIZE,
     )
-
-
-def plot_goodput(load: LoadStudy) -> Plot:
-    """Requests a second that met the service level, against those that were offered.
-
-    The share that was good, times the rate: a short window takes a good part of its time for the last answers, which
-    would count as if the server had not kept up.
-    """
-    outcome, attainment = load.outcome, load.policy.attainment
-    windows = deciding_windows(outcome)
-
-    def draw(figure: Any) -> None:
-        axes = figure.subplots()
-        most = max(point.rate_per_second for point in outcome.rates)
-        axes.plot((0.0, most), (0.0, most), color=colour("muted"), linewidth=1.0, linestyle=_DOTS, label="all good")
-        needed = f"{100 * attainment:g} % good: the service level"
-        axes.plot(
-            (0.0, most), (0.0, attainment * most), color=colour("ink"), linewidth=1.2, linestyle=_DASHES, label=needed
-        )
-        rates = [point.rate_per_second for point in outcome.rates]
-        goods = list(map(_goodput, outcome.rates))
-        axes.plot(rates, goods, color=colour("muted"), linewidth=1.4)
-        for verdict, points in _by_verdict(outcome.rates):
-            axes.scatter(
-                [point.rate_per_second for point in points], list(map(_goodput, points)), s=42,
-                color=colour(VERDICT_ROLE[verdict]), marker=_MARKER[verdict], zorder=3,
-                label=f"probe: {verdict.replace('_', ' ')}",
-            )  # fmt: skip
-        held = [window for window in windows if window.phase == "confirmation"]
-        if held:
-            axes.scatter(
-                [window.offered_per_second or 0.0 for window in held], list(map(_goodput, held)), s=70,
-                marker="D", facecolors="none", edgecolors=colour("candidate"), linewidths=1.8, zorder=4,
-                label="confirmation",
-            )  # fmt: skip
-        axes.set_ylim(bottom=0.0)
-        axes.set_ylabel("good requests per second")
-        _rate_axis(axes, load)
-        legend_below(figure, axes)
-
-    best = max(outcome.rates, key=_goodput)
-    reached = "no rate is confirmed"
-    if outcome.confirmed_rate_per_second is not None and windows:
-        good = sum(map(_goodput, windows)) / len(windows)
-        reached = f"{good:.3g}/s of {outcome.confirmed_rate_per_second:.3g}/s in the confirmation"
-    return draw_plot(
-        f"goodput-{load.target}",
-        f"Goodput against rate, {load.target}",
-        f"Good requests: {reached}; the most in a probe, {_goodput(best):.3g}/s, at {best.rate_per_second:.3g}/s "
-        "offered. Short probes decide nothing.",
-        draw,
-        size=_SIZE,
-    )
-
-
-def _goodput(seen: RatePoint | WindowSummary) -> float:
-    rate = seen.rate_per_second if isinstance(seen, RatePoint) else seen.offered_per_second
-    return seen.good_fraction * (rate or 0.0)
-
-
-def _by_verdict(points: Sequence[RatePoint]) -> Iterator[tuple[Verdict, list[RatePoint]]]:
-    for verdict in Verdict:
-        found = [point for point in points if point.verdict is verdict]
-        if found:
-            yield verdict, found
 
 
 def _points(load: LoadStudy) -> list[tuple[float, WindowSummary]]:
@@ -221,35 +153,17 @@ _DOTS = (0, (1, 1.5))
 
 def draw_load(load: LoadStudy) -> Iterator[Plot]:
     """Every plot of a load test for which there is data."""
-    curves = {curve.name: curve for curve in load.curves}
-    if "first token" in curves or "end to end" in curves:
+    if load.curves:
         yield plot_latency(load)
-    if "time per output token" in curves:
-        yield plot_token_latency(load)
     if len(load.outcome.rates) > 1:
         yield plot_latency_by_rate(load)
-        yield plot_goodput(load)
     if any(window.seconds for window in deciding_windows(load.outcome)):
         yield plot_over_time(load)
 
 
 def plot_latency(load: LoadStudy) -> Plot:
     """Distribution of first-token and end-to-end latency: the share of requests answered within a time."""
-    return _distributions(
-        load, ("first token", "end to end"), "latency", "Latency", "milliseconds from scheduled arrival"
-    )
-
-
-def plot_token_latency(load: LoadStudy) -> Plot:
-    """Distribution of time per output token and of the longest stall in an answer."""
-    return _distributions(
-        load, ("time per output token", "longest stall"), "tokens", "Pace of the tokens", "milliseconds"
-    )
-
-
-def _distributions(load: LoadStudy, names: Sequence[str], key: str, title: str, axis: str) -> Plot:
-    curves = [curve for name in names for curve in load.curves if curve.name == name]
-    windows = deciding_windows(load.outcome)
+    curves, windows = load.curves, deciding_windows(load.outcome)
     requests = sum(window.requests for window in windows)
     failed = sum(window.failed for window in windows)
     unanswered = f"the {failed:,} that failed lower the curves, not the percentiles" if failed else "none failed"
@@ -270,16 +184,15 @@ def _distributions(load: LoadStudy, names: Sequence[str], key: str, title: str, 
         axes.set_xlim(*_reach(load, curves))
         axes.set_ylim(0.0, 1.04)
         axes.set_ylabel("share of requests answered")
-        axes.yaxis.set_major_formatter(_percent)
-        axes.set_xlabel(axis)
+        axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.0f} %")
+        axes.set_xlabel("milliseconds from scheduled arrival")
         legend_below(figure, axes)
 
     words = "; ".join(f"{curve.name} {_percentiles(curve)}" for curve in curves)
-    words = f"{words[:1].upper()}{words[1:]}"
     return draw_plot(
-        f"{key}-{load.target}",
-        f"{title}, {load.target}",
-        f"{words}. {requests:,} requests at {_pace(windows)}; {unanswered}.",
+        f"latency-{load.target}",
+        f"Latency, {load.target}",
+        f"{words[:1].upper()}{words[1:]}. {requests:,} requests at {_pace(windows)}; {unanswered}.",
         draw,
         size=_SIZE,
     )
@@ -302,7 +215,3 @@ def _percentiles(curve: LatencyCurve) -> str:
 def _pace(windows: Sequence[WindowSummary]) -> str:
     offered = [window.offered_per_second for window in windows if window.offered_per_second is not None]
     return f"{sum(offered) / len(offered):.3g} requests/s" if offered else "no schedule"
-
-
-def _percent(share: float, _: int) -> str:
-    return f"{100 * share:.0f} %"

@@ -132,10 +132,7 @@ class CandidateRow(Frozen):
         verdict: Of its trial; None after an error.
         outcome: Why it did not pass; empty where it did.
         tokens_per_second: Output tokens of all requests together.
-        planned_tokens_per_second: What the plan reckons with for requests of these lengths; None where it says nothing.
-        planned_cost: The hour's price by that.
         gpu_memory_bytes: Most in use on its GPUs while it decided.
-        planned_memory_bytes: Weights, runtime and KV cache by the plan, of all ranks together.
         acceptance_length: Tokens a step with speculation; None without.
     """
 
@@ -145,11 +142,8 @@ class CandidateRow(Frozen):
     verdict: Verdict | None
     outcome: str = ""
     cost: TokenCost | None = None
-    planned_cost: float | None = None
     tokens_per_second: float | None = None
-    planned_tokens_per_second: float | None = None
     gpu_memory_bytes: int | None = None
-    planned_memory_bytes: int | None = None
     acceptance_length: float | None = None
 
 
@@ -194,12 +188,7 @@ class LoadStudy(Frozen):
     def limit(self, curve: str) -> float | None:
         """What the service level allows the latency of that name, in milliseconds; None for no limit."""
         level = self.policy.service_level
-        return {
-            "first token": level.first_token_milliseconds,
-            "end to end": level.end_to_end_milliseconds,
-            "time per output token": level.time_per_output_token_milliseconds,
-            "longest stall": level.longest_stall_milliseconds,
-        }[curve]
+        return level.first_token_milliseconds if curve == "first token" else level.end_to_end_milliseconds
 
 
 class CanaryRollback(Frozen):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from llm_pipeline.base.quantities import duration
 from llm_pipeline.base.records import Frozen
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.planning.stage_cost import PlannedStage, StepCost
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.measured_cost import MeasuredCost, chosen_variants, measured_cost, release_cost
@@ -14,16 +15,32 @@ from llm_pipeline.release.record import ReleaseRecord
 _NONE = "\N{EN DASH}"
 
 
-class Spending(Frozen):
-    """All stages that ran, and their sum.
+class SpendingRow(Frozen):
+    """One stage, or all of them, as people read it.
 
     Attributes:
-        rows: Stage, time, planned time, GPU-hours, price and planned price as people read them; the sum comes last.
+        share: Of the time of the longest stage; None for the sum.
+        verdict: Of a gate.
+    """
+
+    stage: str
+    share: float | None = None
+    verdict: Verdict | None = None
+    took: str
+    planned: str = ""
+    gpu_hours: str
+    price: str
+    planned_price: str = ""
+
+
+class Spending(Frozen):
+    """All stages that ran; their sum comes last.
+
+    Attributes:
         currency: Of the prices, as three letters; empty where the deployment names none.
     """
 
-    rows: tuple[tuple[str, ...], ...] = ()
-    total: MeasuredCost = MeasuredCost()
+    rows: tuple[SpendingRow, ...] = ()
     currency: str = ""
 
 
@@ -31,28 +48,35 @@ def read_spending(record: ReleaseRecord, results: Sequence[StageResult], planned
     """What the stages took, in their order, beside the plan's figures for each."""
     plan = {(stage.stage, stage.subject): stage.cost for stage in planned}
     variants = chosen_variants(results)
-    rows = [_row(record, result, variants, plan.get((result.stage, result.subject), StepCost())) for result in results]
-    total = release_cost(record, results)
+    longest = max((result.timings.total_seconds for result in results), default=0.0) or 1.0
+    rows = []
+    for result in results:
+        measured, expected = (
+            measured_cost(record, result, variants),
+            plan.get((result.stage, result.subject), StepCost()),
+        )
+        row = SpendingRow(
+            stage=f"{result.stage} {result.subject}".strip().replace("_", " "),
+            share=0.0 if result.reused else result.timings.total_seconds / longest,
+            verdict=result.judgement.verdict if result.judgement else None,
+            took="reused" if result.reused else duration(measured.seconds),
+            planned=_NONE if expected.seconds is None else duration(expected.seconds),
+            gpu_hours=_hours(measured),
+            price=_price(measured.price if measured.gpu_hours else None),
+            planned_price=_price(expected.price),
+        )
+        rows.append(row)
     if rows:
-        rows.append(("all", duration(total.seconds), "", *_spent(total), ""))
+        total = release_cost(record, results)
+        price = _price(total.price if total.gpu_hours else None)
+        rows.append(SpendingRow(stage="all", took=duration(total.seconds), gpu_hours=_hours(total), price=price))
     currency = record.deployment.currency if record.deployment.gpu_hour_prices else ""
-    return Spending(rows=tuple(rows), total=total, currency=currency)
+    return Spending(rows=tuple(rows), currency=currency)
 
 
-def _row(record: ReleaseRecord, result: StageResult, variants: Mapping[str, str], plan: StepCost) -> tuple[str, ...]:
-    measured = measured_cost(record, result, variants)
-    return (
-        f"{result.stage} {result.subject}".strip().replace("_", " "),
-        "reused" if result.reused else duration(measured.seconds),
-        _NONE if plan.seconds is None else duration(plan.seconds),
-        *_spent(measured),
-        _price(plan.price),
-    )
-
-
-def _spent(cost: MeasuredCost) -> tuple[str, str]:
-    """GPU-hours and their price; a dash for what kept no GPU busy."""
-    return (f"{cost.gpu_hours:.3f}", _price(cost.price)) if cost.gpu_hours else (_NONE, _NONE)
+def _hours(cost: MeasuredCost) -> str:
+    """A dash for what kept no GPU busy."""
+    return f"{cost.gpu_hours:.3f}" if cost.gpu_hours else _NONE
 
 
 def _price(price: float | None) -> str:

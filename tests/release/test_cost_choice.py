@@ -117,7 +117,7 @@ def test_the_cost_is_the_hour_by_its_tokens_between_the_bounds_of_the_windows(pa
 
 def test_what_the_search_left_open_makes_the_cost_less_sure(paced: Paced) -> None:
     def point(rate: float, verdict: Verdict) -> RatePoint:
-        return RatePoint(rate_per_second=rate, good_fraction=1.0, good_per_second=rate, verdict=verdict, window="w")
+        return RatePoint(rate_per_second=rate, good_fraction=1.0, verdict=verdict, window="w")
 
     sure = token_cost(paced(1000.0, 1000.0, 1000.0), 3.6, "USD")
     coarse = paced(1000.0, 1000.0, 1000.0, rates=(point(20.0, Verdict.GO), point(25.0, Verdict.NO_GO)))
