@@ -32,7 +32,6 @@ from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.reporting.headline import (
     Results,
     decides,
-    find_rollback,
     flow_order,
     read_failures,
     recipe_in_words,
@@ -76,7 +75,6 @@ def read_canary(directories: Sequence[Path], target: str) -> CanaryStudy:
         target=target,
         began_at=summary.began_at,
         samples=tuple(_thinned(points)),
-        rollback=find_rollback(summary.events),
         evidence=summary.evidence,
         events=summary.events,
         steps=tuple(steps[percent] for percent in sorted(steps)),

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from llm_pipeline.base.errors import ErrorDocument, runbook
-from llm_pipeline.base.quantities import duration
 from llm_pipeline.base.verdict import Judgement, Verdict, worst
-from llm_pipeline.canary.record import CanaryEvent, EventKind, Phase
+from llm_pipeline.canary.record import Phase
 from llm_pipeline.release.candidate import Candidate, is_trial
 from llm_pipeline.release.choice import recipes_in_words
 from llm_pipeline.release.contract import StageFailure, StageResult
@@ -16,7 +15,7 @@ from llm_pipeline.release.decision import Decision
 from llm_pipeline.release.flow import clears_up, release_flow, step_named
 from llm_pipeline.release.record import ReleaseRecord
 from llm_pipeline.release.step import Effect, Scope
-from llm_pipeline.reporting.model import CanaryRollback, CanaryStudy, Fact, FailedStage, Headline, State, stage_label
+from llm_pipeline.reporting.model import CanaryStudy, Fact, FailedStage, Headline, State, stage_label
 from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.place_state import PlaceState, Pointer
 
@@ -293,26 +292,6 @@ def serves(pointer: Pointer | None, release_id: str, results: Results, target: s
     return pointer.release_id == release_id or (same and ("settle", target) in results)
 
 
-def find_rollback(events: Sequence[CanaryEvent]) -> CanaryRollback | None:
-    """The rollback among a canary's events, if there is one: the last."""
-
-    def last(kind: EventKind) -> CanaryEvent | None:
-        return next((event for event in reversed(events) if event.kind is kind), None)
-
-    decided, on_stable = last(EventKind.ROLLING_BACK), last(EventKind.ROLLED_BACK)
-    began = decided or on_stable
-    if began is None:
-        return None
-    shifts = [event for event in events if event.kind is EventKind.SHIFTED and event.at <= began.at]
-    settled = on_stable is not None and decided is not None and on_stable.at >= decided.at
-    return CanaryRollback(
-        step=f"{shifts[-1].percent:g} %" if shifts else "",
-        reason=decided.summary if decided else "",
-        seconds_after_shift=began.at - shifts[-1].at if shifts else None,
-        seconds_until_stable=on_stable.at - decided.at if settled and on_stable and decided else None,
-    )
-
-
 def ended_in_rollback(results: Results) -> bool:
     """The rollback stage runs after every release; only its phase says whether it moved traffic back."""
     last = _last(results, None)
@@ -320,32 +299,21 @@ def ended_in_rollback(results: Results) -> bool:
 
 
 def rollback_in_words(results: Results, pointers: Mapping[str, PlaceState], canaries: Sequence[CanaryStudy]) -> str:
-    """For each target: what was caught and when, what serves, and what was lost."""
-    studies = {study.target: study for study in canaries}
+    """For each target: what was caught, and what serves."""
+    rollbacks = {study.target: study.rollback for study in canaries}
     texts = []
     for target, place in pointers.items():
         last = _last(results, target)
         if last is None or last.metrics.get("phase") != Phase.ROLLED_BACK.value:
             continue
-        study, judged = studies.get(target), _judgement(results, target)
-        rollback = study.rollback if study else None
-        step, after, until = "", "", None
-        if rollback is not None:
-            step, until = f" at the {rollback.step} step" if rollback.step else "", rollback.seconds_until_stable
-            if rollback.seconds_after_shift is not None:
-                after = f", {duration(rollback.seconds_after_shift)} after the shift"
-        reason = judged.summary if judged else (rollback.reason if rollback else "") or "no gate asked for it"
-        texts.append(f"Taken back on {target}{step}{after}: {reason.rstrip('.')}.")
+        rollback, judged = rollbacks.get(target), _judgement(results, target)
+        step = f" at the {rollback.percent:g} % step" if rollback and rollback.percent else ""
+        reason = judged.summary if judged else (rollback.summary if rollback else "") or "no gate asked for it"
+        texts.append(f"Taken back on {target}{step}: {reason.rstrip('.')}.")
         if last.metrics.get("traffic_confirmed") == 0:
             texts.append("The router has not confirmed that traffic is back on stable.")
-        elif until is not None:
-            texts.append(f"All traffic was back on stable {duration(until)} later.")
         if place.production is not None:
             texts.append(f"Recipe {place.production.recipe} of release {place.production.release_id} serves.")
-        if study is not None and study.samples:
-            seen = sum(sample.candidate.requests + sample.stable.requests for sample in study.samples)
-            lost = sum(sample.candidate.lost + sample.stable.lost for sample in study.samples)
-            texts.append(f"Requests lost during the canary: {lost:,} of {seen:,}.")
     return " ".join(texts)
 
 

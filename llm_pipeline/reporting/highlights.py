@@ -99,7 +99,7 @@ def _canary(study: CanaryStudy) -> Figure:
     lost = sum(sample.candidate.lost + sample.stable.lost for sample in study.samples)
     note = f"{errors} errors in {requests:,} requests, {lost} lost, {duration(seconds)}"
     if study.rollback is not None:
-        value = f"rolled back{f' at {study.rollback.step}' if study.rollback.step else ''}"
+        value = f"rolled back{f' at {study.rollback.percent:g} %' if study.rollback.percent else ''}"
     else:
         promoted = any(event.kind is EventKind.PROMOTED for event in study.events)
         value = "promoted" if promoted else f"at {study.samples[-1].percent:g} %"

@@ -11,7 +11,7 @@ from llm_pipeline.accuracy.evaluation import Comparison, DataRead, PairedAccurac
 from llm_pipeline.base.errors import ErrorDocument
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict
-from llm_pipeline.canary.record import CanaryEvent
+from llm_pipeline.canary.record import CanaryEvent, EventKind
 from llm_pipeline.canary.timeline import EvidenceSeries, StepSummary, TimelinePoint
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.inspection.release_index import Figure
@@ -191,22 +191,6 @@ class LoadStudy(Frozen):
         return level.first_token_milliseconds if curve == "first token" else level.end_to_end_milliseconds
 
 
-class CanaryRollback(Frozen):
-    """How a canary was rolled back.
-
-    Attributes:
-        step: The share in force, e.g. `5 %`; empty when no traffic had been shifted.
-        reason: What was caught, as the canary noted it; empty when it was told to go back.
-        seconds_after_shift: From the shift to the decision; None without either moment.
-        seconds_until_stable: From the decision until the router had all traffic on stable; None when unconfirmed.
-    """
-
-    step: str
-    reason: str
-    seconds_after_shift: float | None
-    seconds_until_stable: float | None
-
-
 class CanaryStudy(Frozen):
     """The canary of one target.
 
@@ -220,10 +204,15 @@ class CanaryStudy(Frozen):
     target: str
     began_at: float = 0.0
     samples: tuple[TimelinePoint, ...]
-    rollback: CanaryRollback | None = None
     evidence: EvidenceSeries | None = None
     events: tuple[CanaryEvent, ...] = ()
     steps: tuple[StepSummary, ...] = ()
+
+    @property
+    def rollback(self) -> CanaryEvent | None:
+        """The event that began its rollback, with the share in force and the reason; None where there is none."""
+        kinds = EventKind.ROLLING_BACK, EventKind.ROLLED_BACK
+        return next((event for event in self.events if event.kind in kinds), None)
 
 
 class FailedStage(Frozen):

@@ -38,7 +38,7 @@ def run(context: StageContext[AccuracyConfig]) -> StageOutput:
     evaluated, judgement = evaluate_candidate(
         context.inputs, config.evaluation, config.policy, config.dtype, context.workdir, answers=answers
     )
-    return evaluation_output(evaluated, judgement, config.policy)
+    return evaluation_output(evaluated, judgement)
 
 
 def request(flow: ReleaseProgress, subject: str) -> tuple[AccuracyConfig, Inputs]:

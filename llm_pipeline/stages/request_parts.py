@@ -11,7 +11,6 @@ from llm_pipeline.base.logging import Lines, get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Judgement
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.release import CheckpointEvaluation
 from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
 from llm_pipeline.release.datasets import TASKS_DATASET
@@ -46,13 +45,11 @@ def kept_answers(context: StageContext[Any], stage: Stage[Any], evaluation: Chec
     return folder / f"{sha256_json(key)}.jsonl"
 
 
-def evaluation_output(
-    evaluated: Evaluated, judgement: Judgement | None = None, policy: AccuracyPolicy | None = None
-) -> StageOutput:
+def evaluation_output(evaluated: Evaluated, judgement: Judgement | None = None) -> StageOutput:
     """What a stage returns that scored a model; its scores are in the log."""
     from llm_pipeline.accuracy.evaluation import format_evaluation
 
-    log.info(Lines(f"scores:{format_evaluation(evaluated.summary, policy)}"))
+    log.info(Lines(f"scores:{format_evaluation(evaluated.summary)}"))
     return StageOutput(
         artifacts={"evaluation": Produced("evaluation", evaluated.directory)},
         metrics=evaluated.metrics(),

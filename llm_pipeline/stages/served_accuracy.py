@@ -52,7 +52,7 @@ def run(context: StageContext[ServedAccuracyConfig]) -> StageOutput:
         context.inputs, config.evaluation, config.policy, config.endpoint, context.workdir
     )
     require_served(config.endpoint, config.repository_digest)
-    return evaluation_output(evaluated, judgement, config.policy)
+    return evaluation_output(evaluated, judgement)
 
 
 def request(flow: ReleaseProgress, subject: str) -> tuple[ServedAccuracyConfig, Inputs]:

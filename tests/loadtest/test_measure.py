@@ -256,7 +256,7 @@ def test_processes_follow_the_rate_up_to_the_cores(monkeypatch: pytest.MonkeyPat
         return processes_for(Traffic(tuple(requests), 1.0, arrivals=np.linspace(0, 1, len(requests))))
 
     assert (at(50, 16), at(500, 256), at(5000, 256)) == (1, 4, 4)
-    assert processes_for(Traffic((), 1.0, "", concurrency=600)) == 3
+    assert processes_for(Traffic((), 1.0, concurrency=600)) == 3
 
 
 def test_the_clients_own_delay_is_measured():

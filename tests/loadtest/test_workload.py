@@ -61,15 +61,15 @@ def test_made_up_prompts_are_new_in_each_window():
     assert not windows[0] & windows[1]
 
 
-def test_the_seed_of_the_workload_the_lengths_and_the_times_name_the_traffic():
-    digests = {
-        source(**changes).open_loop(rate, 10.0, 1).digest
+def test_the_seed_of_the_workload_the_lengths_and_the_times_make_the_traffic():
+    drawn = [
+        source(**changes).open_loop(rate, 10.0, 1)
         for changes, rate in (
             ({}, 20.0), ({}, 21.0), ({"output_tokens": (4, 17)}, 20.0), ({"burstiness": 2.0}, 20.0),
             ({"shared_prefixes": PREFIXES}, 20.0), ({"shared_prefixes": PREFIXES, "seed": 2}, 20.0),
         )
-    }  # fmt: skip
-    assert len(digests) == 6
+    ]  # fmt: skip
+    assert len({(traffic.requests, tuple(traffic.arrivals)) for traffic in drawn}) == 6
 
 
 def test_prompts_as_they_are_come_once_each_and_then_new_ones_of_such_lengths(directory):
