@@ -35,6 +35,9 @@ from llm_pipeline.model_facts.reader import stated_facts
 HALF_PRECISION = 2
 """Bytes of one float16 or bfloat16 element."""
 
+PLAIN = QuantizationRecipe(name="none", weights="none")
+"""The model as it is."""
+
 _UNQUANTIZED_BITS = 8.0 * HALF_PRECISION
 
 

@@ -14,7 +14,6 @@ from llm_pipeline.config.release import ExpectedScore, ResolvedRelease
 from llm_pipeline.loadtest.duration import SampleSize
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.memory import weight_bytes
-from llm_pipeline.planning.quantization_plan import GpuCost
 from llm_pipeline.planning.stage_cost import PlannedStage, TotalCost
 from llm_pipeline.planning.target_plan import TargetPlan
 from llm_pipeline.planning.task_pool import GatePower, TaskItems
@@ -101,8 +100,6 @@ class Plan(Frozen):
         tasks: The tasks that are scored on the checkpoint.
         gates: What the accuracy gates need, and what they have.
         load_test: Requests that the load gate needs to say GO, and those that it has.
-        gpus: What quantization and scoring take; None where the deployment names no GPUs for them, or the model's facts
-            is not known.
         warnings: Nothing of this stops the release; all of it deserves a look.
     """
 
@@ -123,15 +120,11 @@ class Plan(Frozen):
     tasks: tuple[TaskItems, ...]
     gates: tuple[GatePower, ...]
     load_test: SampleSize
-    gpus: GpuCost | None
     warnings: tuple[str, ...]
 
 
 def _short(what: str, need: int, free: int) -> tuple[str, ...]:
     return (f"{what}: {byte_size(need)} needed, {byte_size(free)} free",) if need > free else ()
-
-
-_GIGABYTE = 1e9
 
 
 def indented_columns(rows: Sequence[Sequence[str]], numbers_from: int) -> list[str]:
@@ -155,22 +148,6 @@ def load_lines(size: SampleSize) -> list[str]:
     has = f"{size.requests} in {size.windows} windows, more where requests wait long for one another"
     needed = f"{size.needed} when none misses, {size.needed_with_misses} when half of the tolerated share does"
     return [f"load test (requests at the workload's rate): {has}; needed {needed}"]
-
-
-def gpu_lines(cost: GpuCost) -> list[str]:
-    """Peak memory and minutes of quantization, and minutes of scoring."""
-    rows = [("recipe", "calibration", "batch", "peak", "fits", "GPUs", "minutes")]
-    for one in cost.recipes:
-        calibration, fits = (f"{one.samples} x {one.tokens}", str(one.largest_batch)) if one.samples else ("none", "-")
-        batch, minutes = str(one.batch or "-"), "-" if one.minutes is None else f"{one.minutes:.1f}"
-        peak = f"{one.peak / _GIGABYTE:.1f} GB"
-        rows.append((one.recipe, calibration, batch, peak, fits, _or(one.gpus_needed, "?"), minutes))
-    scoring = "  scoring: not predicted, too little is known of a task"
-    if cost.scoring_minutes is not None:
-        minutes = f"{cost.scoring_minutes:.1f}"
-        scoring = f"  scoring: baseline {minutes} min, each recipe as long at most, and less where a look decides"
-    title = f"quantization on {cost.count} x {cost.accelerator}, {cost.capacity / _GIGABYTE:.0f} GB each (predicted)"
-    return [title, *indented_columns(rows, 2), scoring]
 
 
 def _or(number: int | None, otherwise: str) -> str:
@@ -264,7 +241,6 @@ def format_plan(plan: Plan) -> str:
         expected_lines(plan.expected),
         gate_lines(plan.tasks, plan.gates),
         load_lines(plan.load_test),
-        gpu_lines(plan.gpus) if plan.gpus else [],
         _disk(plan),
     ]
     if plan.warnings:

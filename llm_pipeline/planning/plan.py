@@ -11,9 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from math import ceil
 from pathlib import Path
 
-from llm_pipeline.base.errors import Unsupported, located, refuse
+from llm_pipeline.base.errors import Unsupported, refuse
+from llm_pipeline.base.quantities import byte_size
+from llm_pipeline.catalog.tables import find_gpu
 from llm_pipeline.config.files import how_to_make_an_interpreter
 from llm_pipeline.config.overrides import Overrides
 from llm_pipeline.config.release import ResolvedRelease
@@ -22,9 +25,8 @@ from llm_pipeline.loadtest.duration import require_enough, sample_size
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.reader import stated_facts
 from llm_pipeline.planning import host, release_checks
-from llm_pipeline.planning.memory import climbing_order
+from llm_pipeline.planning.memory import PLAIN, climbing_order, weight_bytes
 from llm_pipeline.planning.model import DiskPlan, Plan, disk_need, expected_warnings, format_plan
-from llm_pipeline.planning.quantization_plan import GpuCost, gpu_cost
 from llm_pipeline.planning.sources import BackgroundCall, Step, answer_of, ask_store, look_at_model
 from llm_pipeline.planning.stage_cost import (
     PlannedStage,
@@ -39,7 +41,6 @@ from llm_pipeline.planning.stage_cost import (
 )
 from llm_pipeline.planning.target_plan import TargetPlan, plan_target
 from llm_pipeline.planning.task_pool import (
-    TaskItems,
     canary_warnings,
     check_tasks,
     gate_power,
@@ -58,6 +59,9 @@ _TIGHT = 0.5
 
 _BUCKET_SECONDS, _DIRECTORY_SECONDS = 1.2, 10.0
 """How long a store may take to answer: a bucket may be far away or unreachable, a directory answers at once."""
+
+_SHARE_OF_WEIGHTS = 0.8
+"""Of a GPU's memory that weights may take while they are quantized, as the quantizer spreads them."""
 
 _NOTHING_STARTED = "remove or change them; nothing was started"
 
@@ -160,8 +164,7 @@ def plan_release(
         gate_power("served_accuracy", served, release.policy.served_accuracy),
     )
     requests = sample_size(release.workload, release.policy.load_test)
-    gpus = _gpu_cost(loaded, targets, facts, tasks)
-    predicted = predicted_seconds(loaded, facts, gpus, tasks, ladders)
+    predicted = predicted_seconds(loaded, facts, tasks, ladders)
     seen = answer_of(asked, loaded)
     costs = {step: step_cost(loaded, step, seen.history, predicted.get(step)) for step in steps}
     check_budget(loaded, costs)
@@ -183,7 +186,6 @@ def plan_release(
         tasks=tasks,
         gates=gates,
         load_test=requests,
-        gpus=gpus,
         warnings=(
             *seen.warnings,
             *model.warnings,
@@ -201,7 +203,7 @@ def plan_release(
             *canary_warnings(release.policy.canary, release.workload.rate_per_second),
             *release_checks.adapter_warnings(loaded),
             *release_checks.router_warnings(loaded),
-            *_gpu_warnings(loaded, gpus, facts, here=here),
+            *_quantization_warnings(loaded, facts, here=here),
             *time_warnings(release, costs),
             *lacking,
         ),
@@ -241,18 +243,6 @@ def _refuse_variants(loaded: LoadedRelease, targets: Sequence[TargetPlan], facts
     return []
 
 
-def _gpu_cost(
-    loaded: LoadedRelease, targets: Sequence[TargetPlan], facts: ModelFacts | None, tasks: tuple[TaskItems, ...]
-) -> GpuCost | None:
-    named = loaded.deployment.quantization_host
-    if facts is None or named is None:
-        return None
-    useful = {recipe.recipe for target in targets for recipe in target.recipes if recipe.legal}
-    recipes = [recipe for recipe in loaded.release.recipes if recipe.name in useful]
-    with located("quantization_host", f"deployment {loaded.deployment.name}"):
-        return gpu_cost(loaded.release, recipes, named, facts, tasks)
-
-
 def _plan_disk(loaded: LoadedRelease, facts: ModelFacts) -> DiskPlan:
     deployment = loaded.deployment
     store, work = deployment.store.directory, host.existing_parent(deployment.work_root)
@@ -266,12 +256,22 @@ def _plan_disk(loaded: LoadedRelease, facts: ModelFacts) -> DiskPlan:
     )
 
 
-def _gpu_warnings(loaded: LoadedRelease, gpus: GpuCost | None, facts: ModelFacts | None, *, here: bool) -> list[str]:
-    """What does not fit the GPUs that quantize, or that the deployment names none."""
-    if gpus or here or facts is None:
-        return gpus.warnings() if gpus else []
-    where = f"deployment {loaded.deployment.name}"
-    return [f"memory and time of quantization are not predicted: {where} names no quantization_host"]
+def _quantization_warnings(loaded: LoadedRelease, facts: ModelFacts | None, *, here: bool) -> Iterator[str]:
+    """Weights that leave the GPUs that quantize no room for a calibration, or that the deployment names none."""
+    named = loaded.deployment.quantization_host
+    if facts is None:
+        return
+    if named is None:
+        if not here:
+            where = f"deployment {loaded.deployment.name}"
+            yield f"memory and time of quantization are not predicted: {where} names no quantization_host"
+        return
+    weights, usable = weight_bytes(facts, PLAIN), _SHARE_OF_WEIGHTS * find_gpu(named.accelerator).usable_bytes
+    if weights > named.count * usable:
+        yield (
+            f"the model's weights take {byte_size(weights)} at 16 bit, and {named.count} x {named.accelerator} do not "
+            f"hold them with a calibration: {ceil(weights / usable)} do, quantization_host.count"
+        )
 
 
 def _target_warnings(targets: Sequence[TargetPlan]) -> Iterator[str]:

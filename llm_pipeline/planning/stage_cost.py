@@ -4,12 +4,13 @@ Time is the median of what earlier releases took (`measured`), else a model's (`
 that a step keeps busy: the target's for its servers, the quantization host's for everything before. The models:
 
 * download: the checkpoint's bytes at the rate that the deployment allows; without a limit, nothing is known.
-* baseline, quantize, accuracy: `planning/quantization_plan.py`.
+* baseline, accuracy, served_accuracy: the tokens of the tasks at half of the roofline bound (`planning/speed.py`).
+* quantize: reading the weights and writing others, and a pass over the calibration texts for each format, as fast as
+  scoring; AWQ, which searches its scales, as many passes as were measured.
 * build: `_BUILD_SECONDS_PER_GIGABYTE` of the checkpoint. Logs of others (TensorRT-LLM 1.0 to 1.2, one GPU): 8B in FP8,
   8.6 GB, 43 to 49 s with the conversion; in 4 bits, 5.4 and 8 GB, 55 and 38 s. Minutes, not half hours.
   Where a build is a start of the server, as vLLM's is: `start_seconds` of the engine.
 * staging: with such an engine another start.
-* served_accuracy: the output tokens of its tasks at half of the roofline bound (`planning/speed.py`).
 * load_test: all of its windows, when nothing has to be extended (`loadtest/session.py`).
 * canary: the shortest bake of a step, and before the first one with vLLM another start. Live traffic decides how much
   longer it takes.
@@ -20,6 +21,7 @@ Everything else takes seconds, or as long as a person does, and is not predicted
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import ceil
 from statistics import median
 from typing import TYPE_CHECKING, Literal
 
@@ -29,13 +31,20 @@ from llm_pipeline.base.records import Frozen
 from llm_pipeline.catalog.tables import find_gpu
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.release import HOUR, ResolvedRelease
-from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.loadtest.duration import session_seconds
 from llm_pipeline.model_facts.facts import ModelFacts
-from llm_pipeline.planning.memory import climbing_order, weight_bytes
+from llm_pipeline.planning.compatibility import asked_by
+from llm_pipeline.planning.memory import PLAIN, climbing_order, weight_bytes
 from llm_pipeline.planning.sources import History, Step
-from llm_pipeline.planning.speed import REACHED, Tokens, engine_of, most_tokens_per_second
+from llm_pipeline.planning.speed import (
+    REACHED,
+    RooflineEngine,
+    Tokens,
+    answering_seconds,
+    engine_of,
+    prompt_seconds,
+)
 from llm_pipeline.release.candidate import candidates, target_of
 from llm_pipeline.release.flow import steps_of
 from llm_pipeline.release.measured_cost import busy_gpus
@@ -43,7 +52,6 @@ from llm_pipeline.release.step import Work
 from llm_pipeline.release.tasks import canary_subject, well_gone_steps
 
 if TYPE_CHECKING:
-    from llm_pipeline.planning.quantization_plan import GpuCost
     from llm_pipeline.planning.task_pool import TaskItems
     from llm_pipeline.release.loading import LoadedRelease
 
@@ -206,11 +214,19 @@ def planned_steps(release: ResolvedRelease, facts: ModelFacts | None = None) -> 
 
 _BUILD_SECONDS_PER_GIGABYTE = 6.0
 
+_SCORED_AT_ONCE = 32
+"""Where the batch is chosen by what fits."""
+
+_BYTES_PER_SECOND = 2.5e9
+"""Of checkpoints loaded and exported: 16.1 GB were in 1.8 s, 9.1 GB in 7.8 s, with an H200."""
+
+_AWQ_PASSES = 55
+"""Time of a calibration under AWQ, by that of a plain pass over the same tokens, measured on an H200."""
+
 
 def predicted_seconds(
     loaded: LoadedRelease,
     facts: ModelFacts | None,
-    gpus: GpuCost | None,
     tasks: tuple[TaskItems, ...],
     ladders: dict[str, tuple[str, ...]],
 ) -> dict[Step, float]:
@@ -225,12 +241,15 @@ def predicted_seconds(
         if seconds is not None:
             found.update({(name, subject): seconds for name in steps_of(work) for subject in subjects})
 
-    if gpus is not None:
-        scoring = None if gpus.scoring_minutes is None else 60 * gpus.scoring_minutes
+    if facts is not None and (host := loaded.deployment.quantization_host) is not None:
+        with located("quantization_host", f"deployment {loaded.deployment.name}"):
+            plain = RooflineEngine(facts, PLAIN, find_gpu(host.accelerator))
+        batch = release.evaluation.batch_size
+        scoring = scoring_seconds(tasks, plain, _SCORED_AT_ONCE if batch == "auto" else batch)
         take(Work.SCORING, [""], scoring)
-        for recipe in gpus.recipes:
-            take(Work.QUANTIZATION, [recipe.recipe], None if recipe.minutes is None else 60 * recipe.minutes)
-            take(Work.COMPARISON, [recipe.recipe], scoring)
+        for recipe in release.recipes:
+            take(Work.QUANTIZATION, [recipe.name], quantization_seconds(recipe, plain))
+            take(Work.COMPARISON, [recipe.name], scoring)
     canary, served = release.policy.canary, [task for task in tasks if task.name in release.evaluation.served_tasks]
     tried = candidates(release, [recipe.name for recipe in release.recipes])
     for target in release.targets:
@@ -248,19 +267,29 @@ def predicted_seconds(
         largest = max(sizes, key=lambda name: sizes[name])
         take(Work.BUILD, subjects, start or _BUILD_SECONDS_PER_GIGABYTE * sizes[largest] / 1e9)
         take(Work.SERVER_START, [target.name, *subjects], start or None)
-        take(Work.SERVED_SCORING, subjects, _served_seconds(served, facts, target, release.recipe(largest)))
+        engine = engine_of(facts, target, release.recipe(largest))
+        take(Work.SERVED_SCORING, subjects, scoring_seconds(served, engine, target.limits.maximum_sequences))
     return found
 
 
-def _served_seconds(
-    tasks: Sequence[TaskItems], facts: ModelFacts, target: Target, recipe: QuantizationRecipe
-) -> float | None:
-    """Answering all items of the tasks; None where too little is known of one."""
-    seconds, engine = 0.0, engine_of(facts, target, recipe)
+def quantization_seconds(recipe: QuantizationRecipe, plain: RooflineEngine) -> float | None:
+    """Loading a plain model, calibrating it with texts of full length, and exporting it; None for what is fetched."""
+    if recipe.weights in ("none", "ready"):
+        return 0.0 if recipe.weights == "none" else None
+    files = (weight_bytes(plain.facts, PLAIN) + weight_bytes(plain.facts, recipe)) / _BYTES_PER_SECOND
+    if recipe.calibration is None:
+        return files
+    tokens = recipe.calibration.samples * recipe.calibration.maximum_tokens
+    passes = sum(_AWQ_PASSES if "awq" in name else 1 for name in asked_by(recipe).weights)
+    return files + passes * prompt_seconds(plain, tokens) / REACHED
+
+
+def scoring_seconds(tasks: Sequence[TaskItems], engine: RooflineEngine, at_once: int) -> float | None:
+    """Asking all items of the tasks, so many at a time; None where too little is known of one."""
+    seconds = 0.0
     for task in tasks:
-        if task.items is None or not task.prompt_tokens or not task.output_tokens:
+        if task.items is None or task.prompt_tokens is None or task.output_tokens is None:
             return None
         tokens = Tokens(task.prompt_tokens, task.output_tokens)
-        bound = most_tokens_per_second(engine, target.limits.maximum_sequences, tokens)
-        seconds += task.items * task.output_tokens / (REACHED * bound)
+        seconds += ceil(task.items / at_once) * answering_seconds(engine, at_once, tokens) / REACHED
     return seconds

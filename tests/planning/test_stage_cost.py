@@ -49,12 +49,11 @@ def test_vllm_starts_for_the_build_for_staging_and_for_the_canary(configs: Path)
 
 
 def test_quantization_and_scoring_hold_the_quantization_hosts_gpus(real: Path):
-    plan = plan_of(real)
-    assert plan.gpus is not None
-    found = costs(plan)
+    found = costs(plan_of(real))
     assert found["quantize fp8_chat"].accelerator == found["baseline"].accelerator == "H200-SXM-141GB"
-    assert found["baseline"].seconds == 60 * (plan.gpus.scoring_minutes or 0)
-    assert found["accuracy fp8_chat"].seconds == 60 * (plan.gpus.scoring_minutes or 0)
+    assert found["baseline"].seconds == found["accuracy fp8_chat"].seconds
+    assert (found["baseline"].seconds or 0) > 60
+    assert (found["quantize fp8_chat"].seconds or 0) > 10
 
 
 def test_a_canary_bakes_at_least_as_long_as_the_policy_says_and_an_approval_takes_as_long_as_it_takes(real: Path):
