@@ -4,23 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Any, Union
 
-from pydantic import (
-    Discriminator,
-    Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    Tag,
-    TypeAdapter,
-    ValidationError,
-    ValidationInfo,
-)
-from pydantic.fields import FieldInfo
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter, ValidationInfo
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, InitErrorDetails, core_schema
+from pydantic_core import CoreSchema, core_schema
 
-from llm_pipeline.base.adapters import Adapter, Group, adapter, our_kinds
+from llm_pipeline.base.adapters import Adapter, Group, adapter, kinds, our_kinds
 from llm_pipeline.base.errors import ConfigError
 
 
@@ -40,57 +30,25 @@ class OfKind:
     key: str = "kind"
     kind_of: Callable[[Any], str] | None = None
 
-    def ours(self) -> Any:
-        """The union of the models of our kinds."""
-        models = tuple(dict.fromkeys(adapter(self.group, kind).config for kind in our_kinds(self.group)))
-        return Union[models]  # noqa: UP007 - its members are known at run time only
-
     def __get_pydantic_core_schema__(self, _base: Any, _handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.with_info_plain_validator_function(self._read)
 
     def __get_pydantic_json_schema__(self, _schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """That of our kinds; what else is installed, an editor does not know."""
-        if self.kind_of is None:
-            told: Any = Annotated[self.ours(), Field(discriminator=self.key)]
-        else:
-            tagged = tuple(Annotated[adapter(self.group, kind).config, Tag(kind)] for kind in our_kinds(self.group))
-            told = Annotated[Union[tagged], Discriminator(self.kind_of)]  # noqa: UP007 - known at run time only
-        return handler(TypeAdapter(told).core_schema)
+        models = dict.fromkeys(adapter(self.group, kind).config for kind in our_kinds(self.group))
+        ours: Any = Union[tuple(models)]  # noqa: UP007 - its members are known at run time only
+        return handler(TypeAdapter(ours).core_schema)
 
     def _read(self, value: Any, info: ValidationInfo) -> Any:
         if self.kind_of is not None:
             kind: Any = self.kind_of(value)
-        elif isinstance(value, Mapping):
-            if self.key not in value:
-                raise _wrong("missing", value, self.key)
-            kind = value[self.key]
         else:
-            kind = getattr(value, self.key, None)
-            if kind is None:
-                raise _wrong("model_type", value)
+            kind = value.get(self.key) if isinstance(value, Mapping) else getattr(value, self.key, None)
         if not isinstance(kind, str):
-            raise _wrong("string_type", kind, self.key)
+            raise ValueError(  # noqa: TRY004 - pydantic makes a mistake of it
+                f"{self.key} must say which of them it is: {', '.join(kinds(self.group))}"
+            )
         return installed_model(self.group, kind).model_validate(value, context=info.context)
-
-
-def _wrong(problem: str, value: Any, *key: str) -> ValidationError:
-    """One of pydantic's own errors, about a value or one of its keys."""
-    context = {"class_name": "settings"} if problem == "model_type" else {}
-    details = InitErrorDetails(type=problem, loc=key, input=value, ctx=context)
-    return ValidationError.from_exception_data("settings", [details])
-
-
-def type_of(field: FieldInfo) -> Any:
-    """The annotation of a field, with the union of our kinds in place of the base that `OfKind` marks."""
-    return with_our_kinds(Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation)
-
-
-def with_our_kinds(annotation: Any) -> Any:
-    """An annotation, with the union of our kinds if it is the base that `OfKind` marks."""
-    if get_origin(annotation) is not Annotated:
-        return annotation
-    marks = [mark for mark in get_args(annotation)[1:] if isinstance(mark, OfKind)]
-    return marks[0].ours() if marks else annotation
 
 
 def installed_model(group: Group, kind: str) -> type[Any]:

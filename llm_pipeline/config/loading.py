@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -18,9 +18,8 @@ from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.plain_files import read_plain_file
 from llm_pipeline.base.yaml_document import CONFIG_BOUNDS, parse_yaml
 from llm_pipeline.config.files import yaml_files
-from llm_pipeline.config.installed import type_of
 from llm_pipeline.config.model import PathsRelativeTo
-from llm_pipeline.config.ranges import nested_models, range_at
+from llm_pipeline.config.schemas import Schema, range_of, schema_of, schemas_at
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 Location = tuple[int | str, ...]
@@ -79,8 +78,9 @@ def _load(path: Path, model: type[ModelT]) -> ModelT:
     try:
         return model.model_validate(data, context=PathsRelativeTo(path.resolve().parent))
     except ValidationError as error:
-        found = _told_once(model, error.errors())
-        mistakes = _keys_told_once(_mistake(path, node, model, details) for details in found[:_MOST_MISTAKES_TOLD])
+        schema = schema_of(model)
+        found = _told_once(schema, error.errors())
+        mistakes = _keys_told_once(_mistake(path, node, schema, details) for details in found[:_MOST_MISTAKES_TOLD])
         if untold := len(found) - len(mistakes):
             mistakes.append(f"... and {untold} more")
         raise ConfigError("\n".join(mistakes), hint=f"correct {path.name}; nothing was started") from error
@@ -108,10 +108,10 @@ def _read(path: Path) -> bytes:
         raise ConfigError("no such file", where=str(path), hint=_suggest_file(path)) from error
 
 
-def _told_once(model: type[BaseModel], errors: list[ErrorDetails]) -> list[ErrorDetails]:
+def _told_once(schema: Schema, errors: list[ErrorDetails]) -> list[ErrorDetails]:
     """Without what another one says already: a missing key that is misspelt, a list too short for its wrong items."""
     unknown = [details["loc"] for details in errors if details["type"] == "extra_forbidden"]
-    told = {("missing", (*location[:-1], _nearest_key(model, location))) for location in unknown}
+    told = {("missing", (*location[:-1], _nearest_key(schema, location))) for location in unknown}
     told |= {("too_short", details["loc"][:-1]) for details in errors}
     return [details for details in errors if (details["type"], details["loc"]) not in told]
 
@@ -125,17 +125,18 @@ def _keys_told_once(mistakes: Iterable[str]) -> list[str]:
     return list(told)
 
 
-def _mistake(path: Path, node: yaml.Node | None, model: type[BaseModel], details: ErrorDetails) -> str:
+def _mistake(path: Path, node: yaml.Node | None, schema: Schema, details: ErrorDetails) -> str:
     location = _without_kinds(node, details["loc"], missing=details["type"] == "missing")
     place = f"{path}:{_line(node, location)}"
     key = ".".join(_short(str(part)) for part in location) or "file"
     if details["type"] == "extra_forbidden":
-        return f"{place}: unknown key {key}{_suggest_key(model, location)}"
+        return f"{place}: unknown key {key}{_suggest_key(schema, location)}"
     if details["type"] == "missing":
         return f"{place}: missing key {key}"
     message = details["msg"].removeprefix("Value error, ")
-    if details["type"] in _OUT_OF_RANGE and (allowed := range_at(model, details["loc"])):
-        message = f"must be {allowed}"
+    if details["type"] in _OUT_OF_RANGE:
+        allowed = [range_of(one, schema) for one in schemas_at(schema, details["loc"])]
+        message = f"must be {next(filter(None, allowed), 'a number')}"
     given = repr(details["input"])
     shown = f" (got {given})" if len(given) <= _LONGEST_INPUT_SHOWN else ""
     return f"{place}: {key}: {message}{shown}"
@@ -178,26 +179,23 @@ def _line(node: yaml.Node | None, location: Location) -> int:
     return line + 1
 
 
-def _suggest_key(model: type[BaseModel], location: Location) -> str:
-    if location[-1] in _known_keys(model, location):
+def _suggest_key(schema: Schema, location: Location) -> str:
+    known = _known_keys(schema, location)
+    if location[-1] in known:
         return ": another kind has it"
-    if nearest := _nearest_key(model, location):
+    if nearest := _nearest_key(schema, location):
         return f": did you mean {nearest}?"
-    return f"{_KNOWN_KEYS}{', '.join(_known_keys(model, location))}"
+    return f"{_KNOWN_KEYS}{', '.join(known)}"
 
 
-def _nearest_key(model: type[BaseModel], location: Location) -> str:
-    close = difflib.get_close_matches(str(location[-1]), _known_keys(model, location), n=1)
+def _nearest_key(schema: Schema, location: Location) -> str:
+    close = difflib.get_close_matches(str(location[-1]), _known_keys(schema, location), n=1)
     return close[0] if close else ""
 
 
-def _known_keys(model: type[BaseModel], location: Location) -> list[str]:
-    """The keys that the model at a location has; numbers and free names in it are parts of lists and mappings."""
-    models: Sequence[type[BaseModel]] = [model]
-    for part in location[:-1]:
-        fields = [field for one in models if (field := one.model_fields.get(str(part)))]
-        models = [nested for field in fields for nested in nested_models(type_of(field))] or models
-    return list(dict.fromkeys(key for one in models for key in one.model_fields))
+def _known_keys(schema: Schema, location: Location) -> list[str]:
+    """The keys that there are beside the last one of a location."""
+    return list(dict.fromkeys(key for one in schemas_at(schema, location[:-1]) for key in one.get("properties", ())))
 
 
 def _suggest_file(path: Path) -> str:

@@ -140,10 +140,12 @@ def _value_of(match: re.Match[str]) -> str:
     return value
 
 
-HostPath = Annotated[PathText, AfterValidator(host_path)]
+HostPath = Annotated[PathText, Field(json_schema_extra={"format": "path"}), AfterValidator(host_path)]
 """A path of this host: relative to the file that has it; `$NAME`, `${NAME}` and `~/` are expanded, `$$` is a `$`."""
 
-AbsolutePath = Annotated[PathText, Field(pattern=r"^/.+"), AfterValidator(host_path)]
+AbsolutePath = Annotated[
+    PathText, Field(pattern=r"^/.+", json_schema_extra={"format": "path"}), AfterValidator(host_path)
+]
 """A path of this host that is written in full, but for its variables."""
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]

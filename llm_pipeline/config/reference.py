@@ -6,27 +6,19 @@ writes the schemas; what files say of each other, and some rules between keys, o
 
 from __future__ import annotations
 
-import inspect
-import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from collections.abc import Iterator
+from typing import Any
 
-from pydantic import AfterValidator, BaseModel
-from pydantic.fields import FieldInfo
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
-from pydantic_core import PydanticUndefined
+from pydantic import BaseModel
 
 from llm_pipeline.base.entry import entry_point
 from llm_pipeline.base.yaml_document import CONFIG_BOUNDS
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.config.installed import type_of, with_our_kinds
-from llm_pipeline.config.model import host_path
 from llm_pipeline.config.policy import Policy
 from llm_pipeline.config.quantization import QuantizationRecipe
-from llm_pipeline.config.ranges import nested_models, range_of
 from llm_pipeline.config.release import ReleaseConfig
+from llm_pipeline.config.schemas import Schema, kinds_in, range_of, schema_of, values_in
 from llm_pipeline.config.target import Target
 
 CONFIG_FILES: dict[str, type[BaseModel]] = {
@@ -37,16 +29,6 @@ CONFIG_FILES: dict[str, type[BaseModel]] = {
     "deployments": Deployment,
 }
 SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
-
-_PLAIN_TEXT: Mapping[str, str] = {
-    "BucketStore": "uri",
-    "CalibrationSource": "dataset",
-    "DirectoryStore": "uri",
-    "Interpreter": "python",
-}
-"""Models that a file may have as a plain text, and the field that it stands for."""
-
-_ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n        .*)*)", re.MULTILINE)
 
 
 def reference() -> str:
@@ -67,9 +49,8 @@ def reference() -> str:
         ),
         "",
         (
-            "A path of type `HostPath` is relative to the file that has it. `$NAME` and `${NAME}` in it are "
-            "environment variables, which must be set wherever the file is read; `~/` is the home directory, and `$$` "
-            "a dollar sign."
+            "A `path` is relative to the file that has it. `$NAME` and `${NAME}` in it are environment variables, "
+            "which must be set wherever the file is read; `~/` is the home directory, and `$$` a dollar sign."
         ),
     ]
     for folder in CONFIG_FILES:
@@ -80,119 +61,81 @@ def reference() -> str:
 def folder_reference(folder: str) -> Iterator[str]:
     """The part of the reference about one folder's files."""
     yield f"## `configs/{folder}/*.yaml`"
-    yield from _sections(CONFIG_FILES[folder], "", set(), set())
+    schema = json_schema(folder)
+    yield from _sections(schema, schema, "", set(), set())
 
 
-def _sections(
-    model: type[BaseModel], prefix: str, seen: set[type[BaseModel]], told: set[tuple[type, str]]
-) -> Iterator[str]:
-    """A model and those in it, each once, and so what several kinds have of one base."""
-    seen.add(model)
+def _sections(schema: Schema, whole: Schema, prefix: str, seen: set[str], told: set[str]) -> Iterator[str]:
+    """A model and those in it, each once, and so the keys that several kinds have alike."""
+    seen.add(schema["title"])
     yield ""
     if prefix:
         yield f"### `{prefix}`"
         yield ""
-    yield (inspect.getdoc(model) or "").split("\n\n")[0].replace("\n", " ")
+    yield schema.get("description", "").split("\n\n")[0].replace("\n", " ")
     yield ""
-    yield from _fields_table(model, told)
-    for name, field in model.model_fields.items():
-        for nested in nested_models(type_of(field)):
-            if nested not in seen:
-                yield from _sections(nested, f"{prefix}.{name}".lstrip("."), seen, told)
-
-
-def _fields_table(model: type[BaseModel], told: set[tuple[type, str]]) -> Iterator[str]:
-    """A model's own fields, without those of the models in them."""
-    described = described_attributes(model)
-    rows, above = [], []
-    for name, field in model.model_fields.items():
-        where = next(base for base in model.__mro__ if name in inspect.get_annotations(base)), name
-        if name == "name":
-            continue
-        if where in told:
-            above.append(f"`{name}`")
-            continue
-        told.add(where)
-        meaning = described.get(name) or " ".join(_own_summary(field).split())
-        rows.append(f"| `{name}` | {_type_name(field)} | {_default(field)} | {meaning} |".replace("  ", " "))
-    if rows:
-        yield from ("| key | type | default | meaning |", "|---|---|---|---|", *rows)
-    if rows and above:
+    properties = {name: part for name, part in schema["properties"].items() if name != "name"}
+    rows = {name: _row(name, part, schema, whole) for name, part in properties.items()}
+    new = [row for row in rows.values() if row not in told]
+    if new:
+        yield from ("| key | type | default | meaning |", "|---|---|---|---|", *new)
+    if above := [f"`{name}`" for name, row in rows.items() if row in told]:
         yield ""
-    if above:
         yield f"As above: {', '.join(above)}."
+    told.update(new)
+    for name, part in properties.items():
+        for model in _models_in(part, whole):
+            if model["title"] not in seen:
+                yield from _sections(model, whole, f"{prefix}.{name}".lstrip("."), seen, told)
 
 
-def described_attributes(model: type[BaseModel]) -> dict[str, str]:
-    """What the docstrings of a model and its bases say of its fields, each in one line."""
-    described: dict[str, str] = {}
-    for base in reversed(model.__mro__):
-        attributes = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")[2]
-        described |= {name: " ".join(text.split()) for name, text in _ATTRIBUTE.findall(attributes)}
-    return described
+def _models_in(part: Schema, whole: Schema) -> Iterator[Schema]:
+    for kind in kinds_in(part, whole):
+        if "properties" in kind:
+            yield kind
+        for value in values_in(kind):
+            yield from _models_in(value, whole)
 
 
-def _own_summary(field: FieldInfo) -> str:
-    nested = list(nested_models(type_of(field)))
-    return (inspect.getdoc(nested[0]) or "").split("\n\n")[0] if nested else ""
+def _row(name: str, part: Schema, schema: Schema, whole: Schema) -> str:
+    kinds, allowed = _kinds(part, whole), range_of(part, whole)
+    written = f"`{kinds}`".replace("|", "\\|") + (f" ({allowed})" if allowed else "")
+    default = "required" if name in schema.get("required", ()) else _default(part.get("default"))
+    told = part.get("description") or next((model["description"] for model in _models_in(part, whole)), "")
+    meaning = " ".join(told.split("\n\n")[0].split())
+    return f"| `{name}` | {written} | {default} | {meaning} |".replace("  ", " ")
 
 
-def _type_name(field: FieldInfo) -> str:
-    allowed = range_of(field)
-    text = "HostPath" if _is_host_path(field.metadata) else _written(type_of(field))
-    return f"`{text}`".replace("|", "\\|") + (f" ({allowed})" if allowed else "")
+def _kinds(part: Schema, whole: Schema) -> str:
+    """The kinds that a value may be, as a person writes them, without their constraints."""
+    return " | ".join(dict.fromkeys(_kind(kind, whole) for kind in kinds_in(part, whole)))
 
 
-def _written(annotation: Any) -> str:
-    """A type as a person writes it, without its constraints."""
-    annotation = with_our_kinds(annotation)
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return "HostPath" if _is_host_path(arguments[1:]) else _written(arguments[0])
-    if origin in (Union, UnionType):
-        return " | ".join(map(_written, arguments))
-    if origin is Literal:
-        return f"Literal[{', '.join(map(repr, arguments))}]"
-    if origin is not None:
-        return f"{origin.__name__}[{', '.join(map(_written, arguments))}]"
-    if annotation is Ellipsis:
-        return "..."
-    return "None" if annotation is type(None) else str(getattr(annotation, "__name__", annotation))
+def _kind(kind: Schema, whole: Schema) -> str:
+    if "properties" in kind:
+        return str(kind["title"])
+    if words := kind.get("enum") or ([kind["const"]] if "const" in kind else []):
+        return " | ".join(map(repr, words))
+    inside = ", ".join(_kinds(value, whole) for value in values_in(kind))
+    match kind.get("type"):
+        case "array":
+            return f"list[{inside}]"
+        case "object":
+            keys = " | ".join(kind.get("propertyNames", {}).get("enum", ()))
+            return f"mapping[{keys}{': ' if keys else ''}{inside or 'any'}]"
+        case "null":
+            return "None"
+        case other:
+            return str(kind.get("format") or other or "any")
 
 
-def _is_host_path(constraints: Iterable[object]) -> bool:
-    return any(isinstance(item, AfterValidator) and item.func is host_path for item in constraints)
-
-
-def _default(field: FieldInfo) -> str:
-    if field.is_required():
-        return "required"
-    default = field.default
-    if isinstance(default, BaseModel):
-        return "see below"
-    return "" if default is PydanticUndefined else f"`{default!r}`"
-
-
-class _DescribedSchema(GenerateJsonSchema):
-    """Says of each key what the reference says of it."""
-
-    def model_schema(self, schema: Any) -> JsonSchemaValue:
-        made = super().model_schema(schema)
-        model, properties = schema["cls"], made.get("properties", {})
-        for name, text in described_attributes(model).items():
-            if name in properties:
-                properties[name].setdefault("description", text)
-        return {"anyOf": [properties[_PLAIN_TEXT[model.__name__]], made]} if model.__name__ in _PLAIN_TEXT else made
-
-    def tagged_union_schema(self, schema: Any) -> JsonSchemaValue:
-        """A text, or settings whose kind no field names, may fit several."""
-        made = super().tagged_union_schema(schema)
-        return made if "discriminator" in made else {"anyOf": made["oneOf"]}
+def _default(value: Any) -> str:
+    return "see below" if isinstance(value, dict) and value else f"`{value!r}`"
 
 
 def json_schema(folder: str) -> dict[str, Any]:
     """The schema of the files of one folder of `configs/`; `name` is left to the file's name."""
-    made = CONFIG_FILES[folder].model_json_schema(schema_generator=_DescribedSchema)
+    made = schema_of(CONFIG_FILES[folder])
     required = [key for key in made.get("required", []) if key != "name"]
     return {"$schema": SCHEMA_DIALECT, **made, "required": required}
 

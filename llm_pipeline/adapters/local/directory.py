@@ -20,7 +20,7 @@ class DirectoryStore(StoreModel):
     """A store on a file system. Written as its path or URI alone, or with these fields.
 
     Attributes:
-        uri: `file:///absolute/path`, in which no character is escaped, or a path, written as any `HostPath`.
+        uri: `file:///absolute/path`, in which no character is escaped, or a path, written as any other.
     """
 
     @field_validator("uri")
