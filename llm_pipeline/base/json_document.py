@@ -42,8 +42,17 @@ def load_record(kind: type[RecordT], path: Path, problem: str) -> RecordT:
     """
     try:
         return kind.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
+    except OSError as error:
         raise unless_io(error, IntegrityError(f"{problem}: {error}", where=str(path))) from error
+    except ValidationError as error:
+        first = error.errors(include_input=False)[0]
+        field = "".join(f"{part}: " for part in first["loc"][:1])
+        raise IntegrityError(
+            f"{problem}: {field}{first['msg']}",
+            where=str(path),
+            hint="it is damaged, or another version of this package wrote it: remove its artifact, or a store that "
+            "holds nothing else, and release again",
+        ) from error
 
 
 def read_object(

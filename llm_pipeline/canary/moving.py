@@ -192,7 +192,8 @@ def have_answering(
     except Fenced:
         raise
     except PipelineError as error:
-        raise NoWayBack(f"the server in {slot} does not start: {error}", where=where, hint=hint) from error
+        message = f"the server in {slot} does not start: {error.message}"
+        raise NoWayBack(message, where=where, hint=error.hint or hint) from error
     if not _answers(slots, slot, seconds):
         raise NoWayBack(f"the server in {slot} was started and gives no answer", where=where, hint=hint)
     return True

@@ -391,10 +391,10 @@ def test_a_kind_that_nobody_has_is_refused_with_those_that_there_are(
     ("written", "told"),
     [
         ({"file": "/routes.json"}, "Field required"),
-        ({"kind": 5}, "router.kind\n  Input should be a valid string"),
-        ({"kind": None}, "router.kind\n  Input should be a valid string"),
-        (5, "router\n  Input should be a valid dictionary or instance of settings"),
-        (["envoy"], "router\n  Input should be a valid dictionary or instance of settings"),
+        ({"kind": 5}, "router\n  Value error, kind must say which of them it is: envoy, gateway_api"),
+        ({"kind": None}, "router\n  Value error, kind must say which of them it is"),
+        (5, "router\n  Value error, kind must say which of them it is"),
+        (["envoy"], "router\n  Value error, kind must say which of them it is"),
     ],
 )
 def test_settings_without_a_kind_that_can_be_read_are_refused(written: Any, told: str) -> None:
@@ -403,12 +403,12 @@ def test_settings_without_a_kind_that_can_be_read_are_refused(written: Any, told
     assert told in str(raised.value)
 
 
-def test_a_kind_that_is_not_named_is_a_missing_key(tmp_path: Path) -> None:
+def test_a_kind_that_is_not_named_is_a_mistake_with_those_that_there_are(tmp_path: Path) -> None:
     path = tmp_path / "local.yaml"
     path.write_text("store: /srv/store\nplaces:\n  cpu:\n    metrics:\n      url: http://127.0.0.1\n", encoding="utf-8")
     with pytest.raises(ConfigError) as raised:
         load_yaml(path, Deployment)
-    assert "missing key places.cpu.metrics.kind" in str(raised.value)
+    assert f"{path}:4: places.cpu.metrics: kind must say which of them it is: prometheus" in str(raised.value)
 
 
 @pytest.mark.parametrize("group", GROUPS)

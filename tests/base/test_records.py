@@ -32,6 +32,8 @@ def test_a_file_that_holds_no_such_record_is_named(tmp_path: Path, content: byte
         load_record(ArtifactRef, path, "no reference")
     assert told.value.message.startswith("no reference: ")
     assert told.value.where == str(path)
+    if content is not None:
+        assert "another version of this package wrote it: remove its artifact" in told.value.hint
 
 
 @pytest.mark.parametrize(
