@@ -16,7 +16,7 @@ of PostgreSQL and Redis (`apt-get install postgresql redis-server`).
     python benchmarks/scale.py growth [--releases 10 100 1000] [--configs 10 100 1000]
 
 counts every call of the store that one release makes while so many others are in it: planning, claim, keys, leases,
-records, report and index are the product's, and the stages do no model's work. A listing counts once for each 1,000
+records, report and summaries are the product's, and the stages do no model's work. A listing counts once for each 1,000
 names, as S3 pages it. Then the DAG files of so many release configs are parsed; seconds are CPU seconds. Goals: calls
 do not grow with others' releases; a release config is parsed in 45 ms, and 1,000 of them in one folder within the 30 s
 after which Airflow gives up.
@@ -51,7 +51,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.goals import at_least, at_most, goal
 from llm_pipeline.base import detached
 from llm_pipeline.demo.local_airflow import AirflowAccess, AirflowClient, start_airflow, stop_airflow
-from llm_pipeline.inspection.release_index import read_releases
+from llm_pipeline.inspection.release_summaries import read_releases
 from llm_pipeline.release.claim import readable_claims
 from llm_pipeline.store import ArtifactStore, open_store
 
@@ -249,7 +249,7 @@ def _judged(
 
 def _wrong_endings(store: ArtifactStore, models: Sequence[str], states: dict[str, str]) -> Iterator[str]:
     verdicts = {
-        one.row.release_id.rpartition("-")[0].rpartition("-")[0]: one.row.verdict for one in read_releases(store).whole
+        one.row.release_id.rpartition("-")[0].rpartition("-")[0]: one.row.verdict for one in read_releases(store)[0]
     }
     for model in models:
         wanted = ("failed", "NO_GO") if model == REFUSED_MODEL else ("success", "GO")
@@ -400,7 +400,6 @@ def _calls_of_a_release(stored: int) -> int:
             name = f"other-{number // RELEASES_A_MODEL}"
             store_history.MODEL = f"demo/{name}"
             history.release(number, name)
-        read_releases(history.store)
         stages = scripted_stages()
         stages.REAL = (*stages.REAL, "report")
         local_run.Runners, execute.load_stage = InProcess(), stages.load_stage

@@ -1,7 +1,7 @@
 """The stages of `benchmarks/scale.py`: the real stage process, with light work instead of a model's.
 
 The process, its request, key, lease, publication, records, reuse, signals and the runner that finds it again are the
-product's. `choose` is the product's stage, and the report writes the release into the index; the others publish a small
+product's. `choose` is the product's stage, and the report writes the release's summary; the others publish a small
 file of their model's own, and give a verdict where they are gates. What takes a GPU slot notes when it began and ended,
 by the machine's clock, in a file of its own: no word of Airflow's enters that.
 """
@@ -54,7 +54,7 @@ def run(context: StageContext) -> StageOutput:
     if request.stage == "resolve":
         return run_stage.resolve(context)
     if request.stage == "report":
-        _index(context)
+        _summarize(context)
     plan = {"verdict": "NO_GO"} if request.stage == "accuracy" and model == REFUSED_MODEL else {}
     output = run_stage.output(context, plan)
     for produced in output.artifacts.values():
@@ -62,10 +62,10 @@ def run(context: StageContext) -> StageOutput:
     return output
 
 
-def _index(context: StageContext) -> None:
-    from llm_pipeline.inspection.release_index import index_release
+def _summarize(context: StageContext) -> None:
+    from llm_pipeline.inspection.release_summaries import write_summary
 
-    index_release(context.store, context.request.release_id)
+    write_summary(context.store, context.request.release_id)
 
 
 def _note(record: TextIO, request: StageRequest, what: str) -> None:

@@ -33,12 +33,10 @@ from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.canary.record import CanaryRecord
 from llm_pipeline.config.deployment import Deployment, Retention
 from llm_pipeline.hub.kept_data_sets import kept_data_sets, remove_kept
-from llm_pipeline.inspection.release_index import index_release
 from llm_pipeline.inspection.table import readable_time, titled_columns
-from llm_pipeline.release.changes import changed_releases, changing
 from llm_pipeline.release.claim import readable_claims
 from llm_pipeline.release.contract import StageResult
-from llm_pipeline.release.execute import StageRecord
+from llm_pipeline.release.execute import StageRecord, summary_name
 from llm_pipeline.release.record import ReleaseRecord, release_record_name, report_name
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.artifact_store import Document, StoredArtifact
@@ -158,9 +156,6 @@ def collect_garbage(deployment: Deployment, *, delete: bool, now: datetime | Non
                 skipped.append(f"{name}, which came into use meanwhile")
         except OSError as error:  # of this machine's directories: a container's files belong to another user
             skipped.append(f"{name}, which cannot be removed: {error.strerror}")
-    if delete:
-        for release_id in changed_releases(store):
-            index_release(store, release_id)
     return RetentionReport(
         deployment=deployment.name,
         store=store.uri,
@@ -252,13 +247,13 @@ class _Run:
                 yield _Removal(going, partial(self._remove_release, release_id, release))
 
     def _remove_release(self, release_id: str, release: _Release) -> bool:
-        with changing(self._store, release_id):
-            name = release_record_name(release_id)
-            document = self._store.read_document(name)
-            if (document.revision if document else None) != release.revision:
-                return False
-            for one in (name, report_name(release_id), *release.documents):  # a listing does not find the report
-                self._store.delete_document(one)
+        name = release_record_name(release_id)
+        document = self._store.read_document(name)
+        if (document.revision if document else None) != release.revision:
+            return False
+        report, summary = report_name(release_id), summary_name(release_id)  # a listing of its documents finds neither
+        for one in (summary, name, report, *release.documents):
+            self._store.delete_document(one)
         return True
 
     def _stage_records(self, needed: set[ArtifactRef]) -> Iterator[_Removal]:

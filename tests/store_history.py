@@ -22,7 +22,7 @@ from llm_pipeline.config.release import Approval, Baseline, Evaluation, ModelSou
 from llm_pipeline.config.store import StoreModel
 from llm_pipeline.release.claim import Claimant, ClaimState, LocalProcess, claim_name
 from llm_pipeline.release.contract import StageResult, Timings
-from llm_pipeline.release.execute import KeyContent, concluded, results_name, stage_record_name
+from llm_pipeline.release.execute import KeyContent, concluded, outdate_summary, results_name, stage_record_name
 from llm_pipeline.release.newest import note_release
 from llm_pipeline.release.record import ReleaseRecord, release_record_name
 from llm_pipeline.store import ArtifactStore, open_store
@@ -87,6 +87,7 @@ class History:
         )
         write_signed(self.store, release_record_name(release_id), record.model_dump(mode="json"))
         note_release(self.store, record)
+        outdate_summary(self.store, release_id)
         return release_id
 
     def stage(

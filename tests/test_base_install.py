@@ -110,7 +110,6 @@ MINIMAL: dict[str, Case] = {
     "gc": (["gc", "-d", "DIR/here.yaml"], 0, "nothing was changed"),
     "doctor": (["doctor", "-d", "DIR/here.yaml"], 4, "no tritonserver here"),
     "init": (["init", "DIR/project", "--model", "a/b"], 0, "llm-pipeline plan"),
-    "render-args": (["render-args", "configs/targets/h100.yaml"], 0, "max_batch_size"),
     "render": (["render", "x", "--output", "DIR/r", "-d", "DIR/here.yaml"], 4, NEEDS_A_RELEASE),
     "pod": (["pod", "lay-out", f"k/{NOTHING}", "--store", "file://DIR/store", "--view", "DIR/v"], 5, NOTHING[:12]),
     "runbook": (["runbook", "ConfigError"], 0, "ConfigError"),

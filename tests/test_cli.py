@@ -128,7 +128,7 @@ def test_a_mistake_in_a_config_ends_with_4_and_one_error_without_a_traceback(con
 def test_a_missing_file_of_this_directory_is_told_what_the_directory_has(tmp_path, monkeypatch, capsys):
     (tmp_path / "other.yaml").write_text("{}")
     monkeypatch.chdir(tmp_path)
-    assert main(["render-args", "none"]) == 4
+    assert main(["render", "a-release", "--output", "o", "--options", "none"]) == 4
     assert f"{tmp_path.name}/ has: other" in capsys.readouterr().err
 
 

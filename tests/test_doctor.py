@@ -5,27 +5,22 @@ from __future__ import annotations
 import json
 import socket
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import yaml
 
-from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts, GpuFacts, HostFacts
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.cli import main
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.config.target import Target
 from llm_pipeline.operations.doctor import Check, airflow_pools, examine
-from llm_pipeline.store import open_store
-from llm_pipeline.store.place_state import Pointer
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from deployment_here import place_document
 from openai_server import OpenAiDouble
-from place_here import serve
 
 TRITON = Path(__file__).parents[1] / ".envs" / "triton"
 MODEL = "org/model"
@@ -71,25 +66,12 @@ def broken(path: Path, **changes: object) -> Path:
 
 def test_what_is_there_is_ok_and_the_store_is_left_as_it_was(deployment_file: Path, capsys):
     _, checks = doctor(deployment_file, capsys)
-    assert {name: check["state"] for name, check in checks.items() if name not in ("triton", "GPUs", "guard")} == {
+    assert {name: check["state"] for name, check in checks.items() if name not in ("triton", "GPUs")} == {
         "deployment": "ok", "environment control": "ok", "environment model": "ok", "store": "ok", "work_root": "ok",
-        "state_root": "ok", "ports": "ok", "place cpu": "ok", "router of cpu": "ok",
-        "secret HF_TOKEN": "ok",
+        "state_root": "ok", "router of cpu": "ok", "secret HF_TOKEN": "ok",
     }  # fmt: skip
     assert "package 0.1.0" in checks["environment control"]["detail"]
     assert not list((deployment_file.parent / "store").rglob("*.json"))
-
-
-def test_a_guard_that_does_not_look_is_a_warning_and_one_that_does_is_fine(deployment_file: Path, capsys):
-    _, checks = doctor(deployment_file, capsys)
-    assert (checks["guard"]["state"], checks["guard"]["detail"]) == (
-        "warning",
-        "the guard of cpu never ran here",  # as `status` says it
-    )
-    assert "unpause the DAG guard__here" in checks["guard"]["fix"]
-    assert main(["guard", "--deployment", str(deployment_file)]) == 0
-    capsys.readouterr()
-    assert doctor(deployment_file, capsys)[1]["guard"]["state"] == "ok"
 
 
 def test_a_host_without_envoy_fails_here_and_not_at_the_canary(deployment_file: Path, capsys, monkeypatch, tmp_path):
@@ -146,54 +128,6 @@ def test_a_gpu_host_is_told_which_targets_it_fits(deployment_file: Path, tmp_pat
     assert checks["GPUs"].detail == "NVIDIA H100 80GB HBM3 (sm90, 80 GiB); driver 575.57.08"
     assert "forward compatibility" in checks["target h100"].detail
     assert "not this host: GPU 0 is NVIDIA H100 80GB HBM3 (sm90), L40S is sm89" in checks["target l40s"].detail
-
-
-def put_into_production(deployment: Deployment, place: Path, built_on: GpuFacts) -> None:
-    facts = EngineFacts(
-        builder="tensorrt_llm_llmapi", bytes=1, weight_format="native", quantization=None, kv_cache="auto",
-        context_length=128, device="", versions={}, seconds={},
-    )  # fmt: skip
-    engine = place / "repository" / "llm" / "1" / "engine"
-    engine.mkdir(parents=True)
-    host = HostFacts(gpus=(built_on,), driver="570.1")
-    EngineDescription(facts=facts, target=targets()[0], host=host).write(engine)
-    store = open_store(deployment.store)
-    pointer = Pointer(
-        release_id="r1", repository=store.publish("model_repository", place / "repository"), slot="blue", recipe="fp8",
-        promoted_at=datetime.now(UTC),
-    )  # fmt: skip
-    serve(store, MODEL, "h100", pointer)
-
-
-@pytest.mark.parametrize(
-    ("built_on", "told"),
-    [
-        ("NVIDIA H100 80GB HBM3", ("ok", "r1 can be loaded here")),
-        ("NVIDIA H100 NVL", ("failed", "it was built on NVIDIA H100 NVL")),
-    ],
-)
-def test_an_engine_in_production_must_fit_the_host_that_its_target_is(
-    deployment_file: Path, tmp_path: Path, monkeypatch, built_on: str, told: tuple[str, str]
-):
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 'NVIDIA H100 80GB HBM3, 9.0, 81559, 575.57.08'\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    deployment = load_yaml(deployment_file, Deployment)
-    put_into_production(deployment, tmp_path, GpuFacts(name=built_on, sm="sm90", memory_bytes=81559 * 2**20))
-    checks = {check.subject: check for check in examine(deployment, targets(), MODEL)}
-    assert checks["engine h100"].state == told[0]
-    assert told[1] in checks["engine h100"].detail
-    assert "engine l40s" not in checks  # this host is not that one
-
-
-def test_a_router_that_is_not_ours_to_close_is_a_warning(deployment_file: Path, capsys):
-    place = yaml.safe_load(deployment_file.read_text())["places"]["cpu"]
-    backends = {slot: {"name": f"llm-{slot}", "port": 8000} for slot in ("blue", "green")}
-    router = {"kind": "gateway_api", "namespace": "serving", "route": "llm", "backends": backends}
-    _, checks = doctor(broken(deployment_file, places={"cpu": {**place, "router": router}}), capsys)
-    assert checks["users' port of cpu"]["state"] == "warning"
-    assert "gRPC" in checks["users' port of cpu"]["detail"]
 
 
 @pytest.mark.parametrize(
@@ -255,16 +189,3 @@ def test_somebody_elses_server_must_answer_and_have_its_model(deployment_file: P
             _, checks = doctor(broken(deployment_file, places=places), capsys)
             check = checks["staging of cpu"]
             assert (check["state"], says in check["detail"]) == (state, True), check
-
-
-def test_slots_that_somebody_else_serves_are_asked_for_their_model(deployment_file: Path, capsys) -> None:
-    with OpenAiDouble() as server:
-        places = yaml.safe_load(deployment_file.read_text())["places"]
-        urls = {"blue": server.url, "green": f"http://127.0.0.1:{free_ports(1)[0]}"}
-        places["cpu"] |= {
-            slot: {"kind": "openai", "endpoint": {"url": url, "openai_model": "llm"}} for slot, url in urls.items()
-        }
-        _, checks = doctor(broken(deployment_file, places=places), capsys)
-    blue, green = checks["blue of cpu"], checks["green of cpu"]
-    assert (blue["state"], blue["detail"]) == ("ok", f"{server.url} has the model llm")
-    assert (green["state"], "no server answers" in green["detail"]) == ("warning", True)

@@ -7,7 +7,7 @@
 | `status`, `start`, `stop`, `rollback`, `guard` | what serves users (`production`) |
 | `approve`, `approve-step`, `pause`, `resume` | what a person decides of a release on its way (`production`) |
 | `doctor` | what this host has of what a deployment asks for (`production`) |
-| `render-args`, `render`, `pod` | LLM args, Kubernetes manifests (`serving`) |
+| `render`, `pod` | Kubernetes manifests (`serving`) |
 | `runbook`, `schema`, `completion` | what errors mean; what editors and shells complete from (`editing`) |
 
 Exit codes: 0 GO, 1 NO_GO, 2 INCONCLUSIVE, 3 ANOMALOUS, 4 bad input (wrong arguments, too), 5 infrastructure (or

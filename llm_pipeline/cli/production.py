@@ -93,7 +93,7 @@ def add_commands(commands: Commands) -> None:
         commands,
         "doctor",
         _doctor,
-        "check this host: interpreters, containers, cluster, store, disk, ports, Triton, Airflow, GPUs, driver",
+        "check this host: interpreters, containers, cluster, store, disk, Triton, Airflow, GPUs, driver",
         description="Check this host by doing what stages do. Exit code 4 if a check failed.",
         json_too=True,
     )
@@ -382,7 +382,7 @@ def _doctor(options: argparse.Namespace) -> int:
     if options.config:
         loaded = load_release(options.config)
         modules = task_modules(loaded.release.evaluation)
-        checks = examine(loaded.deployment, loaded.release.targets, loaded.release.model.id, modules)
+        checks = examine(loaded.deployment, loaded.release.targets, modules)
     else:
         checks = examine(deployment_of(options))
     if options.json:

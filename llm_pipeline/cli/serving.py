@@ -1,4 +1,4 @@
-"""Commands for what serves models: LLM args, Kubernetes manifests and their pods."""
+"""Commands for what serves models: Kubernetes manifests and their pods."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llm_pipeline.base.errors import ConfigError, ExitCode
-from llm_pipeline.base.untrusted_text import one_line
 from llm_pipeline.cli.options import (
     Commands,
     add_command,
     deployment_of,
     open_flow,
-    sentence,
     write_files,
 )
 
@@ -24,43 +22,9 @@ if TYPE_CHECKING:
 
 
 def add_commands(commands: Commands) -> None:
-    """Add it to the parser."""
-    _add_rendering(commands)
+    """Add them to the parser."""
     _add_manifests(commands)
     _add_pods(commands)
-
-
-def _add_rendering(commands: Commands) -> None:
-    summary = "render targets' LLM args and check them against the recorded schema of their version"
-    rendering = add_command(
-        commands,
-        "render-args",
-        _render_args,
-        summary,
-        description=f"{sentence(summary)} YAML on stdout, warnings on stderr.",
-        epilog="Exit code 1 if a version refuses what is rendered for it.",
-        deployment=False,
-    )
-    rendering.add_argument("targets", type=Path, nargs="+", metavar="TARGET", help="file of a target")
-    rendering.add_argument("--checkpoint", type=Path, metavar="DIR", help="for the type of its KV cache")
-
-
-def _render_args(options: argparse.Namespace) -> int:
-    from llm_pipeline.config.loading import load_yaml
-    from llm_pipeline.config.target import Target
-    from llm_pipeline.engines.llm_args.checking import check_llm_args
-    from llm_pipeline.engines.llm_args.rendering import render_llm_args
-
-    refused = False
-    for path in options.targets:
-        target = load_yaml(path, Target)
-        arguments = render_llm_args(target, model="checkpoint", checkpoint=options.checkpoint)
-        sys.stdout.write(f"--- # {target.name}, TensorRT-LLM {arguments.version}\n{arguments.to_yaml()}")
-        check = check_llm_args(arguments.document, arguments.version)
-        sys.stderr.writelines(f"{target.name}: error: {one_line(problem)}\n" for problem in check.errors)
-        sys.stderr.writelines(f"{target.name}: warning: {one_line(problem)}\n" for problem in check.warnings)
-        refused = refused or bool(check.errors)
-    return ExitCode.NO_GO if refused else ExitCode.GO
 
 
 def _add_manifests(commands: Commands) -> None:

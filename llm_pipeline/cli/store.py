@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from llm_pipeline.base.errors import ConfigError, ExitCode
 from llm_pipeline.cli.options import Commands, add_command, deployment_of, opened, write_json, write_lines, write_view
 
 if TYPE_CHECKING:
-    from llm_pipeline.config.deployment import Deployment
     from llm_pipeline.release.claim import Claimant
-    from llm_pipeline.store.artifact_store import ArtifactStore
 
 
-_KINDS = ("releases", "artifacts", "stages", "pointers")
+_KINDS = ("releases", "artifacts")
 _REFERENCES = (
     "REF is a release (or the beginning of its id), an artifact (kind/digest or a digest, six digits at least), "
-    "a stage key, or a pointer (production:org/model/target, previous:org/model/target)."
+    "or a pointer (production:org/model/target, previous:org/model/target)."
 )
 
 
@@ -39,7 +36,7 @@ def add_commands(commands: Commands) -> None:
         commands,
         "show",
         _show,
-        "show everything known about a release, artifact, stage key or pointer",
+        "show everything known about a release or an artifact",
         epilog=_REFERENCES,
         json_too=True,
     )
@@ -63,7 +60,7 @@ def add_commands(commands: Commands) -> None:
         commands,
         "diff",
         _diff,
-        "show how two artifacts, releases or stage keys differ",
+        "show how two artifacts or releases differ",
         epilog=_REFERENCES,
         json_too=True,
     )
@@ -76,23 +73,13 @@ def add_commands(commands: Commands) -> None:
 def _ls(options: argparse.Namespace) -> int:
     from llm_pipeline.inspection.listing import LISTINGS, is_damaged
 
-    (deployment, store), listing = opened(options), LISTINGS[options.what]
+    (_, store), listing = opened(options), LISTINGS[options.what]
     rows = listing.rows(store)
     if options.json:
         write_json([row.model_dump(mode="json") for row in rows])
     else:
         write_lines(listing.table(rows) if rows else [f"no {options.what}"])
-        if options.what == "pointers":
-            write_lines(_whose_pointers(deployment, store))
     return ExitCode.INFRASTRUCTURE if any(map(is_damaged, rows)) else ExitCode.GO
-
-
-def _whose_pointers(deployment: Deployment, store: ArtifactStore) -> Iterable[str]:
-    """Which deployment they are of, and how its places are."""
-    from llm_pipeline.operations.status import deployment_status, named_deployment
-
-    yield named_deployment(deployment.name, store.uri)
-    yield from (place.headline for place in deployment_status(store, deployment).places)
 
 
 def _show(options: argparse.Namespace) -> int:

@@ -1,6 +1,7 @@
-"""`llm-pipeline diff`: what changed between two artifacts, two releases or two stage keys.
+"""`llm-pipeline diff`: what changed between two artifacts or two releases.
 
-Two stage keys differ because something that they hash differs; `diff` says what, by dotted path.
+A stage of two releases was computed twice because something that its key hashes differs: `diff` says what, by dotted
+path.
 """
 
 from __future__ import annotations
@@ -11,24 +12,18 @@ from typing import Literal
 
 from pydantic import BaseModel, JsonValue
 
-from llm_pipeline.base.errors import ConfigError, PipelineError
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.quantities import byte_size
 from llm_pipeline.base.records import ArtifactRef, Frozen
-from llm_pipeline.inspection.release_artifacts import SHOWN_DIGITS, stage_record
+from llm_pipeline.inspection.release_artifacts import SHOWN_DIGITS
 from llm_pipeline.inspection.table import shortened
 from llm_pipeline.release.contract import StageResult
-from llm_pipeline.release.execute import KeyContent, StageRecord, read_stage_record
+from llm_pipeline.release.execute import read_stage_record
 from llm_pipeline.release.record import read_release_record
 from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.manifest import Manifest
-from llm_pipeline.store.references import (
-    ArtifactReference,
-    PointerReference,
-    Reference,
-    ReleaseReference,
-    StageReference,
-)
+from llm_pipeline.store.references import ArtifactReference, PointerReference, Reference, ReleaseReference
 
 _MEASURED = (
     *("output_tokens_per_second", "acceptance_length", "token_cost_estimate", "gpu_memory_bytes"),
@@ -159,8 +154,6 @@ def compare(store: ArtifactStore, first: Reference, second: Reference) -> Compar
             sections = _artifacts(store, one, other)
         case ReleaseReference(one), ReleaseReference(other):
             sections = _releases(_flow(store, one), _flow(store, other))
-        case StageReference(one), StageReference(other):
-            sections = _stages(stage_record(store, one), stage_record(store, other))
         case _:
             raise ConfigError(f"{first} and {second} are of different kinds", hint="compare two of one kind")
     said = tuple(section for section in sections if section.note or section.changes)
@@ -210,35 +203,12 @@ def _stage(store: ArtifactStore, title: str, one: StageResult | None, other: Sta
     outcome = changes(_outcome(one), _outcome(other))
     if one.key == other.key:
         return Section(title=title, note="the same key, another outcome" if outcome else "", changes=tuple(outcome))
-    contents = _content(store, one), _content(store, other)
-    if contents[0] is None or contents[1] is None:
+    records = read_stage_record(store, one.key), read_stage_record(store, other.key)
+    if records[0] is None or records[1] is None:
         note = "the keys differ; what they hashed is not kept (it acts on the world, or it was removed)"
         return Section(title=title, note=note, changes=tuple(outcome))
-    return Section(
-        title=title, note="the keys differ", changes=(*changes(_json(contents[0]), _json(contents[1])), *outcome)
-    )
-
-
-def _content(store: ArtifactStore, result: StageResult) -> KeyContent | None:
-    """What a result's key hashed: kept with the key, and else in the provenance of what it made."""
-    if record := read_stage_record(store, result.key):
-        return record.content
-    for ref in result.artifacts.values():
-        try:
-            made = store.manifest(ref).provenance
-        except PipelineError:
-            continue
-        if made.stage_key == result.key:
-            name, _, version = made.stage.rpartition("/")
-            return KeyContent(
-                stage=name,
-                version=int(version),
-                subject=made.subject,
-                config=made.config,
-                inputs=made.inputs,
-                tools=made.tools,
-            )
-    return None
+    hashed = changes(_json(records[0].content), _json(records[1].content))
+    return Section(title=title, note="the keys differ", changes=(*hashed, *outcome))
 
 
 def _outcome(result: StageResult) -> dict[str, JsonValue]:
@@ -249,11 +219,6 @@ def _outcome(result: StageResult) -> dict[str, JsonValue]:
         "artifacts": _refs(result.artifacts),
         "measured": {name: result.metrics[name] for name in _MEASURED if result.metrics.get(name) is not None},
     }
-
-
-def _stages(first: StageRecord, second: StageRecord) -> Iterator[Section]:
-    yield _section("what the keys hash", _json(first.content), _json(second.content))
-    yield _section("outcome", _outcome(first.result), _outcome(second.result))
 
 
 def _section(title: str, before: JsonValue, after: JsonValue) -> Section:

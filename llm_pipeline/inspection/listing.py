@@ -6,28 +6,23 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
-
-from pydantic import Field
+from typing import Any
 
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.quantities import byte_size
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.record import StandingPause
-from llm_pipeline.inspection.release_artifacts import SHOWN_DIGITS, DamagedRow, results_in_order, standing_pauses
+from llm_pipeline.inspection.release_artifacts import DamagedRow, results_in_order, standing_pauses
 from llm_pipeline.inspection.table import readable_time, titled_columns
 from llm_pipeline.release.candidate import is_trial
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.decision import Decision, read_decisions, refusal
-from llm_pipeline.release.execute import read_stage_record, stage_record_name
 from llm_pipeline.release.flow import clears_up
 from llm_pipeline.release.record import read_release_record
 from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.store.artifact_store import ArtifactStore, StoredArtifact
-from llm_pipeline.store.lease import lease_of
-from llm_pipeline.store.place_state import Pointer, readable_places
-from llm_pipeline.store.references import pointers_of, readable_pointers, release_ids, stage_keys
+from llm_pipeline.store.references import readable_pointers, release_ids
 
 _READERS = 8
 
@@ -66,25 +61,6 @@ class ArtifactRow(Frozen):
     problem: str = ""
 
 
-class StageRow(Frozen):
-    """A stage key and what was concluded for it."""
-
-    key: str
-    stage: str = ""
-    subject: str = ""
-    release_id: str = ""
-    artifacts: dict[str, ArtifactRef] = Field(default={})
-    started_at: datetime | None = None
-    state: Literal["done", "running", "no result", "not valid"]
-
-
-class PointerRow(Pointer):
-    """A pointer; `place` says who holds the place."""
-
-    pointer: str
-    place: str
-
-
 @dataclass(frozen=True)
 class Listing:
     """How one kind of thing is listed.
@@ -109,15 +85,7 @@ class Listing:
 
 def is_damaged(row: Frozen) -> bool:
     """Whether a row stands for something that cannot be read."""
-    match row:
-        case DamagedRow():
-            return True
-        case ArtifactRow():
-            return row.problem != ""
-        case StageRow():
-            return row.state == "not valid"
-        case _:
-            return False
+    return isinstance(row, DamagedRow) or (isinstance(row, ArtifactRow) and row.problem != "")
 
 
 def release_rows(store: ArtifactStore) -> list[ReleaseRow | DamagedRow]:
@@ -188,45 +156,6 @@ def _artifact_row(store: ArtifactStore, stored: StoredArtifact) -> ArtifactRow:
     )
 
 
-def stage_rows(store: ArtifactStore) -> list[StageRow]:
-    """The stage keys, by stage, newest first."""
-    rows = [row for key in stage_keys(store) if (row := _stage_row(store, key)) is not None]
-    return sorted(rows, key=lambda row: (row.stage, -(row.started_at.timestamp() if row.started_at else 0.0)))
-
-
-def _stage_row(store: ArtifactStore, key: str) -> StageRow | None:
-    name = stage_record_name(key)
-    try:
-        document, record = store.read_document(name), read_stage_record(store, key)
-        lease = lease_of(document, name) if document else None
-    except PipelineError:
-        return StageRow(key=key, state="not valid")
-    if lease is None:
-        return None
-    if record is None:
-        return StageRow(key=key, state="no result" if lease.free else "running")
-    return StageRow(
-        key=key,
-        stage=record.content.stage,
-        subject=record.content.subject,
-        release_id=record.result.release_id,
-        artifacts=record.result.artifacts,
-        started_at=record.result.timings.started_at,
-        state="done" if lease.free else "running",
-    )
-
-
-def pointer_rows(store: ArtifactStore) -> list[PointerRow | DamagedRow]:
-    """The pointers."""
-    places, damaged = readable_places(store)
-    whole = [
-        PointerRow(pointer=str(reference), place=str(place.state), **reference.pointer.model_dump())
-        for place in places
-        for reference in pointers_of(place.name, place.state)
-    ]
-    return [*whole, *(DamagedRow.of(one) for one in damaged)]
-
-
 LISTINGS: Mapping[str, Listing] = {
     "releases": Listing(
         release_rows,
@@ -250,29 +179,6 @@ LISTINGS: Mapping[str, Listing] = {
             "published (UTC)": lambda row: readable_time(row.published_at),
         },
         right=("size", "files"),
-    ),
-    "stages": Listing(
-        stage_rows,
-        {
-            "key": lambda row: row.key[:SHOWN_DIGITS],
-            "stage": lambda row: f"{row.stage} {row.subject}".strip(),
-            "state": lambda row: row.state,
-            "artifacts": lambda row: ", ".join(str(ref) for ref in row.artifacts.values()),
-            "by release": lambda row: row.release_id,
-            "started (UTC)": lambda row: readable_time(row.started_at),
-        },
-    ),
-    "pointers": Listing(
-        pointer_rows,
-        {
-            "pointer": lambda row: row.pointer,
-            "release": lambda row: row.release_id,
-            "repository": lambda row: str(row.repository),
-            "slot": lambda row: row.slot,
-            "recipe": lambda row: row.recipe,
-            "since (UTC)": lambda row: readable_time(row.promoted_at),
-            "place": lambda row: row.place,
-        },
     ),
 }
 """By the word that `llm-pipeline ls` takes."""

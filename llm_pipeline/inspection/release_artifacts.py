@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from llm_pipeline.base.errors import ConfigError, PipelineError
+from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.canary.record import StandingPause, canary_record_name, read_canary_record, standing_pause
 from llm_pipeline.release.contract import StageResult
-from llm_pipeline.release.execute import StageRecord, read_stage_record
 from llm_pipeline.release.record import ReleaseRecord, read_release_record
 from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.store.artifact_store import ArtifactStore
@@ -63,19 +62,6 @@ def readable_results(flow: ReleaseProgress) -> tuple[list[StageResult], list[Dam
         except PipelineError as error:
             damaged.append(DamagedRow(document=name, problem=str(error)))
     return _in_order(results), damaged
-
-
-def stage_record(store: ArtifactStore, key: str) -> StageRecord:
-    """What was concluded for a stage key.
-
-    Raises:
-        ConfigError: Nothing.
-        IntegrityError: The record is damaged.
-    """
-    record = read_stage_record(store, key)
-    if record is None:
-        raise ConfigError(f"stage key {key[:SHOWN_DIGITS]} has no result", hint="it is being computed, or was removed")
-    return record
 
 
 def users_of(store: ArtifactStore, ref: ArtifactRef) -> tuple[list[str], list[DamagedRow]]:

@@ -7,20 +7,14 @@ from collections.abc import Iterator
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.inspection.release_artifacts import release_artifacts, results_in_order
-from llm_pipeline.release.execute import read_stage_record, results_name, stage_record_name, trusted_stage_record
+from llm_pipeline.release.execute import results_name, stage_record_name, trusted_stage_record
 from llm_pipeline.release.record import read_release_record, release_record_name, trusted_record
 from llm_pipeline.release.trusted_pointers import pointer_problem
 from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.manifest import Difference
 from llm_pipeline.store.place_state import place_name
-from llm_pipeline.store.references import (
-    ArtifactReference,
-    PointerReference,
-    Reference,
-    ReleaseReference,
-    StageReference,
-)
+from llm_pipeline.store.references import ArtifactReference, PointerReference, Reference, ReleaseReference
 
 
 class Verification(Frozen):
@@ -69,9 +63,6 @@ def _artifacts(store: ArtifactStore, reference: Reference) -> Iterator[tuple[str
             yield from release_artifacts(flow.record, results_in_order(flow))
         case PointerReference():
             yield str(reference), reference.pointer.repository
-        case StageReference(key):
-            record = read_stage_record(store, key)
-            yield from record.result.artifacts.items() if record else ()
 
 
 def _distrusted(store: ArtifactStore, reference: Reference) -> Iterator[tuple[str, str, str]]:
@@ -82,8 +73,6 @@ def _distrusted(store: ArtifactStore, reference: Reference) -> Iterator[tuple[st
         case PointerReference(_, model_id, target, pointer):
             if problem := pointer_problem(store, model_id, target, pointer):
                 yield str(reference), place_name(target), problem
-        case StageReference(key):
-            yield from _of_key(store, key, "record of the stage key")
         case ArtifactReference():
             return
 
@@ -101,11 +90,7 @@ def _of_release(store: ArtifactStore, release_id: str) -> Iterator[tuple[str, st
             trusting.find(stage, subject)
         except IntegrityError as error:
             yield f"result of {name}", results_name(release_id, stage, subject), error.message
-        yield from _of_key(store, result.key, f"stage record of {name}")
-
-
-def _of_key(store: ArtifactStore, key: str, what: str) -> Iterator[tuple[str, str, str]]:
-    try:
-        trusted_stage_record(store, key)
-    except IntegrityError as error:
-        yield what, stage_record_name(key), error.message
+        try:
+            trusted_stage_record(store, result.key)
+        except IntegrityError as error:
+            yield f"stage record of {name}", stage_record_name(result.key), error.message

@@ -18,8 +18,8 @@ from llm_pipeline.base.errors import ConfigError, Terminal
 from llm_pipeline.canary.people import Reply
 from llm_pipeline.operations.served_place import despite_others
 from llm_pipeline.questions import Question, question_of
-from llm_pipeline.release.changes import changing
 from llm_pipeline.release.decision import Answer, Decision, answer_in_words, decision_name
+from llm_pipeline.release.execute import outdate_summary
 from llm_pipeline.release.flow import APPROVAL, release_flow
 from llm_pipeline.release.record import trusted_record
 from llm_pipeline.release.step import Effect, Kind, Scope
@@ -203,6 +203,6 @@ def _read(flow: ReleaseProgress, step: str) -> tuple[Decision | None, str | None
 
 def _write(flow: ReleaseProgress, decision: Decision, revision: str | None) -> Decision:
     name = decision_name(flow.record.release_id, decision.step)
-    with changing(flow.store, flow.record.release_id):
-        flow.store.write_document(name, decision.model_dump(mode="json"), revision)
+    outdate_summary(flow.store, flow.record.release_id)
+    flow.store.write_document(name, decision.model_dump(mode="json"), revision)
     return decision

@@ -1,7 +1,8 @@
 """What this host has of what a deployment asks for, looked at by doing: `llm-pipeline doctor`.
 
-`plan` judges a release from its files alone. This starts interpreters, writes to the store, asks the GPU driver: run it
-on each host that stages or servers run on. A look says what it found, or raises what is wrong.
+`plan` judges a release from its files, with ports and credentials; `status` says how what serves is. This starts
+interpreters, writes to the store, asks the GPU driver: run it on each host that stages or servers run on. A look says
+what it found, or raises what is wrong.
 """
 
 from __future__ import annotations
@@ -22,22 +23,14 @@ from llm_pipeline.artifacts.engine_description import HostFacts, driver_warning,
 from llm_pipeline.base.adapters import Adapter, Group, adapter
 from llm_pipeline.base.errors import ConfigError, PipelineError, Unsupported
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.canary.slots import openai_servers
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import engine_adapter, own_server_of
 from llm_pipeline.notifications.telling import check_channel
-from llm_pipeline.operations.served_place import is_recent, last_heard, last_pass
-from llm_pipeline.operations.status import Health, PlaceStatus, deployment_status
 from llm_pipeline.planning import host
 from llm_pipeline.runners.stage_environment import named_secrets
-from llm_pipeline.serving.endpoint_access import require_model
-from llm_pipeline.serving.repository_links import refuse_other_host
 from llm_pipeline.serving.triton_runtime import inspect_interpreter, open_home
 from llm_pipeline.store import open_store
-from llm_pipeline.store.artifact_store import ArtifactStore
-from llm_pipeline.store.place_state import read_place
 
 State = Literal["ok", "warning", "failed"]
 _START_SECONDS = 60
@@ -99,7 +92,6 @@ def _told(words: str, problem: type[ConfigError] | None = None, fix: str = "") -
 def examine(
     deployment: Deployment,
     targets: Sequence[Target] = (),
-    model_id: str = "",
     task_modules: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> tuple[Check, ...]:
     """Look at everything.
@@ -107,7 +99,6 @@ def examine(
     Args:
         deployment: What should be there.
         targets: Targets that this host may be meant for; a GPU host should be one of them.
-        model_id: The model whose engines in production must fit this host, where it is their target's.
         task_modules: Python modules that evaluation tasks need, by task.
     """
     looks: list[Look] = [
@@ -120,10 +111,8 @@ def examine(
         ("state_root", partial(_directory, deployment.state_root)),
         ("triton", partial(_triton, deployment)),
         *_secrets(deployment),
-        *_ports(deployment),
         *_pools(deployment, targets),
-        *_production(deployment),
-        *_gpus(deployment, targets, model_id),
+        *_gpus(targets),
     ]
     return tuple(_check(subject, look) for subject, look in looks)
 
@@ -239,7 +228,7 @@ def _triton(deployment: Deployment) -> str:
 
 
 def _secrets(deployment: Deployment) -> Iterator[Look]:
-    """Where each secret of the deployment comes from, by its variable's name, and what is missing here."""
+    """Where each secret of the deployment comes from, by its variable's name."""
     connections = deployment.airflow_connections
     for variable in sorted(named_secrets(deployment)):
         here, connection = bool(os.environ.get(variable)), connections.get(variable)
@@ -250,24 +239,6 @@ def _secrets(deployment: Deployment) -> Iterator[Look]:
         elif connection:
             words = f"Airflow's connection {connection}, for what Airflow runs"
         yield f"secret {variable}", _told(words, ConfigError if fix else None, fix)
-    given = tuple(f"{variable} " for variable in connections)
-    for line in (*host.missing_credentials(deployment, "hub"), *host.missing_signing_keys(deployment)):
-        if not line.startswith(given):
-            yield "credentials", _told(line, _Doubt)
-
-
-def _ports(deployment: Deployment) -> Iterator[Look]:
-    """Ports of servers, and what users can do at the routers that are not ours to close."""
-    busy = host.busy_ports(deployment, tuple(deployment.places))
-    for line in busy:
-        yield "ports", _told(line, ConfigError, "stop what listens there, or name other ports")
-    if not busy:
-        yield "ports", _told("free, or those of our own servers")
-    for name, place in deployment.places.items():
-        if left := place.router.left_to_its_operator:
-            detail = f"its {place.router.kind} router has to refuse users {left}"
-            fix = "look at its rules: whoever reaches Triton's model control unloads models for everybody"
-            yield f"users' port of {name}", _told(detail, _Doubt, fix)
 
 
 def _pools(deployment: Deployment, targets: Sequence[Target]) -> Iterator[Look]:
@@ -297,20 +268,14 @@ def _pools(deployment: Deployment, targets: Sequence[Target]) -> Iterator[Look]:
         yield "Airflow", _told(error.message, _Doubt, error.hint)
         return
     for pool, slots in needed.items():
-        fix, found, said = (
-            f'airflow pools set {pool} <GPUs> "<host>" --include-deferred',
-            there.get(pool),
-            counted.get(pool),
-        )
-        trouble = ""
+        fix = f'airflow pools set {pool} <GPUs> "<host>" --include-deferred'
+        found, said, trouble = there.get(pool), counted.get(pool), ""
         if found is None:
             trouble = "Airflow has no such pool: its tasks would never start"
         elif found.slots != _UNLIMITED and found.slots < slots:
             trouble = f"{found.slots} slots, and one task takes {slots}: it would never start"
         elif deferred and not found.counts_deferred:
-            trouble = (
-                "it does not count deferred tasks: their GPUs would be given away while their containers or pods run"
-            )
+            trouble = "it does not count deferred tasks: GPUs would be given away while their containers or pods run"
         elif said and said != {found.slots}:
             trouble = f"{found.slots} slots, and the deployment counts {' and '.join(map(str, sorted(said)))} GPUs"
             fix = f"make `gpus` under `workers` and the pool agree: {fix}"
@@ -320,55 +285,8 @@ def _pools(deployment: Deployment, targets: Sequence[Target]) -> Iterator[Look]:
         yield "triggerer", _told(asleep or "it runs", ConfigError if asleep else None, "start one: airflow triggerer")
 
 
-def _production(deployment: Deployment) -> Iterator[Look]:
-    """Who holds each place, and whether pointers, router, servers and guard say the same of what users get."""
-    try:
-        store = open_store(deployment.store)
-        found = deployment_status(store, deployment)
-        heard = {place: last_heard(store, place) for place in deployment.places}
-    except PipelineError:
-        return  # said of the store
-    for name, place in deployment.places.items():
-        yield f"place {name}", partial(_holder, store, name)
-        for slot, server in openai_servers(place).items():  # the one that is not in production need not run yet
-            yield f"{slot} of {name}", _doubted(_has_model, server.endpoint)
-    for one in found.places:
-        yield from _served(one)
-    alone = {place: seconds for place, seconds in heard.items() if not is_recent(seconds)}
-    if deployment.guard_schedule is None or not deployment.places:
-        return
-    if alone:
-        detail = "; ".join(f"the guard of {place} {last_pass(seconds)}" for place, seconds in alone.items())
-        fix = f"unpause the DAG guard__{deployment.name}, or run `llm-pipeline guard` every minute by other means"
-        yield "guard", _told(detail, _Doubt, fix)
-    else:
-        yield "guard", _told(f"looks at {', '.join(deployment.places)}")
-
-
-def _holder(store: ArtifactStore, place: str) -> str:
-    return str(read_place(store, place))
-
-
-def _has_model(endpoint: Endpoint) -> str:
-    require_model(endpoint)
-    return f"{endpoint.url} has the model {endpoint.openai_model}"
-
-
-def _served(place: PlaceStatus) -> Iterator[Look]:
-    subject = f"production {place.place}"
-    if place.production is None or place.health is Health.ELSEWHERE:
-        return
-    if place.health is Health.STOPPED:
-        yield subject, _told(place.headline, _Doubt, f"llm-pipeline start {place.place}")
-    for problem in place.problems:
-        fix = "`llm-pipeline guard` finishes what was begun; or release the model again that should serve"
-        yield subject, _told(problem, ConfigError, fix)
-    if place.health is Health.HEALTHY:
-        yield subject, _told(f"users get {place.production.release_id} of {place.model_id}, as the pointers say")
-
-
-def _gpus(deployment: Deployment, targets: Sequence[Target], model_id: str) -> Iterator[Look]:
-    """The GPUs, the targets that they are, and engines in production there: a driver may have changed since a build."""
+def _gpus(targets: Sequence[Target]) -> Iterator[Look]:
+    """The GPUs, and the targets that they are."""
     on_gpus = [target for target in targets if target.accelerator != "cpu"]
     try:
         here = read_host_facts()
@@ -382,18 +300,6 @@ def _gpus(deployment: Deployment, targets: Sequence[Target], model_id: str) -> I
     yield "GPUs", _told(f"{names}; driver {here.driver}")
     for target in on_gpus:
         yield f"target {target.name}", partial(_target, target, here)
-    for target in on_gpus:
-        if not target_problems(target, here):
-            yield f"engine {target.name}", partial(_engine, deployment, target, model_id)
-
-
-def _engine(deployment: Deployment, target: Target, model_id: str) -> str:
-    store = open_store(deployment.store)
-    production = read_place(store, target.name).of(model_id).production
-    if production is None:
-        return "none is in production"
-    refuse_other_host(store.fetch(production.repository))
-    return f"{production.release_id} can be loaded here"
 
 
 def _target(target: Target, here: HostFacts) -> str:

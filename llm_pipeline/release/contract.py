@@ -212,7 +212,7 @@ class Stage(Generic[ConfigT]):
             the subject; None for the first stage, which makes the release.
         reads: Further configuration, as data, that a stage of such a config reads; None for none. Only the
             environment variables that it names matter.
-        changes_release: False for one that only shows what the others did: its result changes nothing in the index.
+        changes_release: False for one that only shows what the others did: the release's summary stays as it is.
         measures: It measures a machine: what it could not decide may be decided the next time, so only GO and NO_GO are
             reused.
     """

@@ -32,7 +32,6 @@ from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.store import StoreModel
 from llm_pipeline.release.candidate import target_of
-from llm_pipeline.release.changes import changing
 from llm_pipeline.release.contract import (
     Stage,
     StageContext,
@@ -235,6 +234,20 @@ def failure_name(release_id: str, stage: str, subject: str) -> str:
     return results_name(release_id, stage, subject).replace("/results/", "/failures/")
 
 
+def summary_name(release_id: str) -> str:
+    """Name of what the list of releases shows of one; empty while its records have to be read for that."""
+    return f"summaries/{release_id}.json"
+
+
+def outdate_summary(store: ArtifactStore, release_id: str) -> None:
+    """Empty a release's summary, before its documents change; its report writes the next one.
+
+    Raises:
+        Transient: The store cannot be written now.
+    """
+    replace_document(store, summary_name(release_id), {})
+
+
 def _execute(request: StageRequest) -> StageResult:
     started, clock = datetime.now(UTC), time.monotonic()
     stage = load_stage(request.stage)
@@ -263,8 +276,9 @@ def _execute(request: StageRequest) -> StageResult:
         tell = log.info if result.judgement.verdict is Verdict.GO else log.error
         tell(Lines(log_table(result.judgement)))
     write = write_signed if stage.publishes else replace_document
-    with changing(store, release_id) if stage.changes_release else contextlib.nullcontext():
-        write(store, results_name(release_id, stage.name, request.subject), result.model_dump(mode="json"))
+    if stage.changes_release:
+        outdate_summary(store, release_id)
+    write(store, results_name(release_id, stage.name, request.subject), result.model_dump(mode="json"))
     return result
 
 

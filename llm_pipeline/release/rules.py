@@ -69,7 +69,7 @@ class Endings:
 
     def fails(self, task_ids: Collection[str]) -> bool:
         """Whether one of some tasks is known not to have ended well."""
-        return any(key[0] in task_ids and ending is not Ending.GOOD for key, ending in tuple(self._ended.items()))
+        return any(key[0] in task_ids and ending is not Ending.GOOD for key, ending in self._ended.items())
 
     def well(self, task_ids: Iterable[str], item: str) -> bool:
         """Whether tasks of other lanes ended well for an item."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from llm_pipeline.base.quantities import byte_size, duration, measure, points
 from llm_pipeline.canary.record import EventKind
-from llm_pipeline.inspection.release_index import Figure
+from llm_pipeline.inspection.release_summaries import Figure
 from llm_pipeline.loadtest.outcome import WindowSummary, acceptance_length, deciding_windows, quantile_of
 from llm_pipeline.reporting.model import AccuracyStudy, CanaryStudy, CandidateRow, LoadStudy, Trial
 

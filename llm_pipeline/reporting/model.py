@@ -14,7 +14,7 @@ from llm_pipeline.base.verdict import Evidence, Judgement, Verdict
 from llm_pipeline.canary.record import CanaryEvent, EventKind
 from llm_pipeline.canary.timeline import EvidenceSeries, StepSummary, TimelinePoint
 from llm_pipeline.config.policy import LoadTestPolicy
-from llm_pipeline.inspection.release_index import Figure
+from llm_pipeline.inspection.release_summaries import Figure
 from llm_pipeline.loadtest.outcome import LoadTestOutcome, TokenCost
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.reporting.spending import Spending

@@ -14,7 +14,6 @@ from llm_pipeline.release.record import report_name
 
 if TYPE_CHECKING:
     from llm_pipeline.release_progress import ReleaseProgress
-    from llm_pipeline.store import ArtifactStore
 
 log = get_logger(__name__)
 
@@ -26,6 +25,7 @@ class ReportConfig(ConfigModel):
 @sparing()  # figures of matplotlib are a million objects, and the process ends with them
 def run(context: StageContext[ReportConfig]) -> StageOutput:
     """Collect, render and write the report."""
+    from llm_pipeline.inspection.release_summaries import write_summary
     from llm_pipeline.reporting.collect import collect
     from llm_pipeline.reporting.html import render_report
 
@@ -37,18 +37,11 @@ def run(context: StageContext[ReportConfig]) -> StageOutput:
     context.store.write_file(report_name(release_id, "json"), data.model_dump_json(indent=1).encode())
     where = f"{context.store.uri}/{report_name(release_id)}"
     log.info("report written", file=where, kilobytes=len(html) / 1e3)
-    _index(context.store, release_id)
-    return StageOutput(metrics={"report": where, "bytes": len(html)}, tool_seconds=time.monotonic() - clock)
-
-
-def _index(store: ArtifactStore, release_id: str) -> None:
-    """Write the release into the index. Where that fails, its marks stay, and it is read from its records."""
-    from llm_pipeline.inspection.release_index import index_release
-
     try:
-        index_release(store, release_id)
-    except PipelineError as error:
-        log.warning("the release is not in the index of releases", reason=str(error))
+        write_summary(context.store, release_id)
+    except PipelineError as error:  # the list reads its records instead
+        log.warning("the summary for the list of releases is not written", reason=str(error))
+    return StageOutput(metrics={"report": where, "bytes": len(html)}, tool_seconds=time.monotonic() - clock)
 
 
 def request(_flow: ReleaseProgress, _subject: str) -> tuple[ReportConfig, Inputs]:

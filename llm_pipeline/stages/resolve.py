@@ -24,10 +24,9 @@ from llm_pipeline.config.quantization import NAMED_SET, Calibration
 from llm_pipeline.config.release import ready_checkpoint
 from llm_pipeline.hub.model_card import license_change, require_license
 from llm_pipeline.planning.plan import plan_release
-from llm_pipeline.release.changes import changing
 from llm_pipeline.release.contract import Stage, StageContext, StageOutput
 from llm_pipeline.release.datasets import PROMPTS_DATASET, TASKS_DATASET, calibration_dataset
-from llm_pipeline.release.execute import results_name
+from llm_pipeline.release.execute import outdate_summary, results_name
 from llm_pipeline.release.loading import LoadedRelease, load_release
 from llm_pipeline.release.newest import newest_of_config, note_release
 from llm_pipeline.release.record import ReleaseRecord, read_release_record, release_record_name, step_key
@@ -136,9 +135,9 @@ def run(context: StageContext[ResolveConfig]) -> StageOutput:
         overridden_by=context.config.overridden_by,
         created_at=datetime.now(UTC),
     )
-    with changing(context.store, release_id):
-        write_signed(context.store, release_record_name(release_id), record.model_dump(mode="json"))
-        replace_document(context.store, f"releases/{release_id}/plan.json", plan.model_dump(mode="json"))
+    outdate_summary(context.store, release_id)
+    write_signed(context.store, release_record_name(release_id), record.model_dump(mode="json"))
+    replace_document(context.store, f"releases/{release_id}/plan.json", plan.model_dump(mode="json"))
     note_release(context.store, record)
     log.info("release named", release=release_id, model=model.id, commit=model.commit)
     if record.overrides:

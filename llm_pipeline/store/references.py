@@ -4,7 +4,6 @@
 |---|---|
 | `demo-0a1b2c3d-9f8e7d6c`, or the beginning of it | a release |
 | `checkpoint/0a1b2c`, or `0a1b2c` alone (six digits at least) | an artifact |
-| `77d5ea` (six digits at least) | a stage key |
 | `production:org/model/target`, `previous:org/model/target` | what a pointer points at |
 
 A reference that fits nothing, or more than one thing, is an error that lists what there is.
@@ -28,7 +27,6 @@ from llm_pipeline.store.place_state import PlaceState, Pointer, readable_places
 PointerName = Literal["production", "previous"]
 
 _SHORTEST_DIGEST = 6
-_SHOWN_DIGITS = 12
 _SHOWN_CANDIDATES = 8
 _DIGEST = re.compile(r"[0-9a-f]+")
 _RELEASE_DOCUMENT_PARTS = 3
@@ -55,16 +53,6 @@ class ArtifactReference:
 
 
 @dataclass(frozen=True)
-class StageReference:
-    """A stage key, with all of its digits."""
-
-    key: str
-
-    def __str__(self) -> str:
-        return f"stage key {self.key[:_SHOWN_DIGITS]}"
-
-
-@dataclass(frozen=True)
 class PointerReference:
     """A pointer, and what it pointed at when it was read."""
 
@@ -77,7 +65,7 @@ class PointerReference:
         return f"{self.name}:{self.model_id}/{self.target}"
 
 
-Reference = ReleaseReference | ArtifactReference | StageReference | PointerReference
+Reference = ReleaseReference | ArtifactReference | PointerReference
 
 
 def release_ids(store: ArtifactStore) -> list[str]:
@@ -92,11 +80,6 @@ def model_of_release(store: ArtifactStore, release_id: str) -> str | None:
     model = document.value.get("model") if document else None
     found = model.get("id") if isinstance(model, dict) else None
     return found if isinstance(found, str) else None
-
-
-def stage_keys(store: ArtifactStore) -> list[str]:
-    """The stage keys that the store knows, with a result or without."""
-    return [PurePosixPath(name).stem for name in store.list_documents("stages")]
 
 
 def pointers_of(place: str, state: PlaceState) -> Iterator[PointerReference]:
@@ -163,8 +146,7 @@ def _by_prefix(store: ArtifactStore, text: str) -> list[Reference]:
     releases = [ReleaseReference(name) for name in release_ids(store) if name.startswith(text)]
     if exact := [release for release in releases if release.release_id == text]:
         return [*exact]
-    stages = [StageReference(key) for key in stage_keys(store) if key.startswith(text)] if _is_digest(text) else []
-    return [*releases, *_artifacts(store, text), *stages]
+    return [*releases, *_artifacts(store, text)]
 
 
 def _artifacts(store: ArtifactStore, prefix: str, kind: str | None = None) -> list[Reference]:
@@ -188,7 +170,7 @@ def _unknown(store: ArtifactStore, text: str) -> ConfigError:
     hint = f"there is {', '.join(known)}" if known else "the store is empty"
     if _DIGEST.fullmatch(text.rpartition("/")[2]) and not _is_digest(text.rpartition("/")[2]):
         hint = f"give at least {_SHORTEST_DIGEST} digits of a digest; {hint}"
-    return ConfigError(f"no release, artifact or stage key {text!r}", where=store.uri, hint=hint)
+    return ConfigError(f"no release or artifact {text!r}", where=store.uri, hint=hint)
 
 
 def _listed(found: Sequence[Reference]) -> str:

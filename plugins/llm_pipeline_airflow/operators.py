@@ -22,7 +22,6 @@ from llm_pipeline.base.errors import ErrorDocument, RemoteStageError, Terminal, 
 from llm_pipeline.base.logging import LogRelay
 from llm_pipeline.notifications.event import judged
 from llm_pipeline.operations.upkeep import replace_holders
-from llm_pipeline.release.changes import changing
 from llm_pipeline.release.contract import StageRequest, StageResult, TimeLimit
 from llm_pipeline.release.decision import note_ended
 from llm_pipeline.release.loading import ConfiguredRelease, load_release
@@ -372,8 +371,7 @@ class ReportOperator(StageOperator):
         """What the stage is asked to do; see `StageOperator`."""
         if self.release_id and (by := who_ended(context)):
             flow = self.flow()
-            with changing(flow.store, self.release_id):
-                note_ended(flow.store, self.release_id, flow.resolved_at, by)
+            note_ended(flow.store, self.release_id, flow.resolved_at, by)
         return super().request(context)
 
 

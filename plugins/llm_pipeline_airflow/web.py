@@ -37,7 +37,7 @@ from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.release import ReleaseConfig
 from llm_pipeline.inspection.comparison import Comparison, compare
 from llm_pipeline.inspection.release_artifacts import DamagedRow
-from llm_pipeline.inspection.release_index import IndexedRelease, read_releases
+from llm_pipeline.inspection.release_summaries import ReleaseSummary, read_releases
 from llm_pipeline.release.loading import ConfiguredRelease, load_config
 from llm_pipeline.release.record import read_release_record, report_name
 from llm_pipeline.release.watch_record import WatchStatus, read_status
@@ -113,7 +113,7 @@ class GuardedRoute(APIRoute):
         return guarded
 
 
-def side_by_side(first: IndexedRelease, second: IndexedRelease, comparison: Comparison | None) -> HTMLResponse:
+def side_by_side(first: ReleaseSummary, second: ReleaseSummary, comparison: Comparison | None) -> HTMLResponse:
     """Two releases: what they are, their gates and figures, then what differs in all that they read and made.
 
     Args:
@@ -145,7 +145,7 @@ def side_by_side(first: IndexedRelease, second: IndexedRelease, comparison: Comp
     return page(200, "Two releases", "compare", tables=tables, sections=sections, **names)
 
 
-def _figure(one: IndexedRelease, label: str) -> str:
+def _figure(one: ReleaseSummary, label: str) -> str:
     return "; ".join(f"{figure.value}: {figure.note}" for figure in one.figures if figure.label == label)
 
 
@@ -153,7 +153,7 @@ def _shown(value: object) -> str:
     return "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _figures(one: IndexedRelease, labels: Mapping[str, str]) -> list[str]:
+def _figures(one: ReleaseSummary, labels: Mapping[str, str]) -> list[str]:
     """What a cell of the list says of some figures of a release."""
     told = []
     for figure in one.figures:
@@ -224,7 +224,7 @@ def releases(user: GetUserDep, text: str = "", state: str = "") -> HTMLResponse:
     shown = _Shown(_readable_configs(user))
     in_production = {one.pointer.release_id for one in shown.placed if one.name == "production"}
 
-    def is_asked_for(one: IndexedRelease) -> bool:
+    def is_asked_for(one: ReleaseSummary) -> bool:
         if text.lower() not in f"{one.row.release_id} {one.row.model}".lower():
             return False
         if state == _SERVES:
@@ -291,15 +291,15 @@ class _Shown:
                 if dag_id_of(path) in used or _is_here(loaded):
                     self.configs[loaded.config.name] = config_with_secrets(path)
             self.wrong += [f"{path.name}: {fault}" for fault in faults]
-        releases: list[IndexedRelease] = []
+        releases: list[ReleaseSummary] = []
         placed: list[PointerReference] = []
         for uri, settings in {one.deployment.store.uri: one.deployment.store for one in self.configs.values()}.items():
             with contained(f"reading {uri}") as faults:
                 store = store_to_read(settings)
-                found, (pointers, lost) = read_releases(store), readable_pointers(store)
-                releases += [one for one in found.whole if one.row.config in self.configs]
+                (whole, damaged), (pointers, lost) = read_releases(store), readable_pointers(store)
+                releases += [one for one in whole if one.row.config in self.configs]
                 placed += pointers
-                if damaged := [*found.damaged, *map(DamagedRow.of, lost)]:
+                if damaged := [*damaged, *map(DamagedRow.of, lost)]:
                     log.warning("%s", Lines("\n".join(map(str, damaged))))
                     which = "`llm-pipeline ls releases` names them"
                     self.unread.append(f"{uri}: {len(damaged)} documents cannot be read; {which}")

@@ -11,7 +11,6 @@ import yaml
 
 from llm_pipeline.adapters.tensorrt_llm.llmapi_builder import check_checkpoint
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
-from llm_pipeline.cli import main
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.llm_args.checking import check_llm_args
 from llm_pipeline.engines.llm_args.recorded_schema import edition_of
@@ -196,22 +195,3 @@ def test_what_a_checkpoint_lacks_for_chats_and_length_is_a_warning(tmp_path):
     assert [text.split(":")[0][:24] for text in found] == [
         "limits.maximum_tokens_pe", "no chat template",
     ]  # fmt: skip
-
-
-def test_render_args_prints_what_the_shipped_targets_give_tensorrt_llm(capsys):
-    assert main(["render-args", str(TARGETS / "h100.yaml"), str(TARGETS / "l40s.yaml")]) == 0
-    shown = capsys.readouterr()
-    documents = list(yaml.safe_load_all(shown.out))
-    assert documents[0] == yaml.safe_load((GOLDEN / "h100_1_2.yaml").read_text())
-    assert len(documents) == 2
-    assert shown.err == ""
-
-
-def test_render_args_ends_with_1_for_what_the_version_refuses(tmp_path, capsys):
-    document = yaml.safe_load((TARGETS / "h100.yaml").read_text())
-    refused = tmp_path / "refused.yaml"
-    refused.write_text(yaml.safe_dump({**document, "runtime": {"engine_args": {"moe_config": {"backend": "MARLIN"}}}}))
-    assert main(["render-args", str(refused)]) == 1
-    assert "refused: error: moe_config.backend: 'MARLIN' is not legal -> it exists in main only" in (
-        capsys.readouterr().err
-    )
