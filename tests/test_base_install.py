@@ -83,7 +83,7 @@ runpy.run_module("llm_pipeline", run_name="__main__", alter_sys=True)
 """
 
 CLI = "llm_pipeline.cli"
-NEEDS_A_RELEASE = "no release, artifact or stage key"
+NEEDS_A_RELEASE = "no release or artifact"
 Case = tuple[list[str] | None, int, str]
 """Arguments, the exit code, and words of the output."""
 
