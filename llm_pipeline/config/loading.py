@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -29,8 +29,6 @@ _LONGEST_INPUT_SHOWN = 80
 """Characters of a wrong value that an error quotes; a whole section is not repeated."""
 
 _MOST_MISTAKES_TOLD = 20
-_KNOWN_KEYS = ": known keys are "
-
 
 _READ: ContextVar[dict[tuple[Path, type[BaseModel]], Any] | None] = ContextVar("files_read", default=None)
 
@@ -80,7 +78,7 @@ def _load(path: Path, model: type[ModelT]) -> ModelT:
     except ValidationError as error:
         schema = schema_of(model)
         found = _told_once(schema, error.errors())
-        mistakes = _keys_told_once(_mistake(path, node, schema, details) for details in found[:_MOST_MISTAKES_TOLD])
+        mistakes = [_mistake(path, node, schema, details) for details in found[:_MOST_MISTAKES_TOLD]]
         if untold := len(found) - len(mistakes):
             mistakes.append(f"... and {untold} more")
         raise ConfigError("\n".join(mistakes), hint=f"correct {path.name}; nothing was started") from error
@@ -114,15 +112,6 @@ def _told_once(schema: Schema, errors: list[ErrorDetails]) -> list[ErrorDetails]
     told = {("missing", (*location[:-1], _nearest_key(schema, location))) for location in unknown}
     told |= {("too_short", details["loc"][:-1]) for details in errors}
     return [details for details in errors if (details["type"], details["loc"]) not in told]
-
-
-def _keys_told_once(mistakes: Iterable[str]) -> list[str]:
-    """Mistakes, of which only the first of a place lists the keys that are known there."""
-    told: dict[str, str] = {}
-    for mistake in mistakes:
-        found, listed, known = mistake.partition(_KNOWN_KEYS)
-        told[found if listed and f"{listed}{known}" in told.values() else mistake] = f"{listed}{known}"
-    return list(told)
 
 
 def _mistake(path: Path, node: yaml.Node | None, schema: Schema, details: ErrorDetails) -> str:
@@ -185,7 +174,7 @@ def _suggest_key(schema: Schema, location: Location) -> str:
         return ": another kind has it"
     if nearest := _nearest_key(schema, location):
         return f": did you mean {nearest}?"
-    return f"{_KNOWN_KEYS}{', '.join(known)}"
+    return f": known keys are {', '.join(known)}"
 
 
 def _nearest_key(schema: Schema, location: Location) -> str:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from fractions import Fraction
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.model import (
     BatchSize,
     CheckpointSource,
@@ -88,31 +86,13 @@ SearchableFormat = Literal[
 ]
 
 
-class CalibrationSource(ConfigModel):
-    """Texts for calibration.
-
-    Attributes:
-        dataset: A jsonl file relative to `configs/`, with a `text` field (or chat `messages`) in each line; or
-            `set:<name>`, a named set of the package.
-        weight: Share of the samples that come from here, relative to the other sources.
-    """
-
-    dataset: PathText = Field(min_length=1)
-    weight: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
-
-
-def _source(given: Any) -> Any:
-    return {"dataset": given} if isinstance(given, str) else given
-
-
-Source = Annotated[CalibrationSource, BeforeValidator(_source)]
-
-
 class Calibration(ConfigModel):
     """What the calibration forward passes read.
 
     Attributes:
-        sources: Where the texts are from; a plain string is a source of weight 1.
+        sources: Where the texts are from, as many of each: jsonl files relative to `configs/`, with a `text` field (or
+            chat `messages`) in each line; or `set:<name>`, named sets of the package. One that is named twice gives
+            twice as many.
         samples: How many texts of all sources together, drawn by `seed` without replacement.
         maximum_tokens: Texts are cut at this many tokens.
         batch_size: Texts a forward pass.
@@ -121,13 +101,19 @@ class Calibration(ConfigModel):
         packing: Join texts (with an end token between them) and cut them into sequences of exactly `maximum_tokens`.
     """
 
-    sources: tuple[Source, ...] = Field(min_length=1, max_length=64)
+    sources: tuple[Annotated[PathText, Field(min_length=1)], ...] = Field(min_length=1, max_length=64)
     samples: Annotated[int, Field(ge=1, le=1_000_000)]
     maximum_tokens: Tokens
     batch_size: BatchSize = 16
     seed: Seed = 0
     chat_template: bool = False
     packing: bool = False
+
+    @model_validator(mode="after")
+    def _each_source_gives_some(self) -> Calibration:
+        if self.samples < len(self.sources):
+            raise ValueError(f"{self.samples} samples are fewer than the sources")
+        return self
 
 
 class Search(ConfigModel):
@@ -273,21 +259,6 @@ class QuantizationRecipe(ConfigModel):
 
 
 def apportion(calibration: Calibration) -> tuple[int, ...]:
-    """How many samples each source gives: exactly `samples` together, by the method of largest remainders.
-
-    Raises:
-        ConfigError: A source would give none.
-    """
-    weights = [Fraction(source.weight) for source in calibration.sources]
-    quotas = [calibration.samples * weight / sum(weights) for weight in weights]
-    shares = [int(quota) for quota in quotas]
-    by_remainder = sorted(range(len(quotas)), key=lambda index: (shares[index] - quotas[index], index))
-    for index in by_remainder[: calibration.samples - sum(shares)]:
-        shares[index] += 1
-    if not all(shares):
-        raise ConfigError(
-            f"its weight gives it none of the {calibration.samples} calibration samples",
-            where=calibration.sources[shares.index(0)].dataset,
-            hint="raise `samples` or its weight, or leave the source out",
-        )
-    return tuple(shares)
+    """How many samples each source gives: as many as any other, the first ones one more where it does not divide."""
+    each, rest = divmod(calibration.samples, len(calibration.sources))
+    return tuple(each + (number < rest) for number in range(len(calibration.sources)))

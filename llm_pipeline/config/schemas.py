@@ -14,7 +14,6 @@ Schema = Mapping[str, Any]
 
 _PLAIN_TEXT: Mapping[str, str] = {
     "BucketStore": "uri",
-    "CalibrationSource": "dataset",
     "DirectoryStore": "uri",
     "Interpreter": "python",
 }

@@ -10,11 +10,9 @@ from pydantic import (
     Field,
     JsonValue,
     SerializeAsAny,
-    SerializerFunctionWrapHandler,
     ValidationInfo,
     ValidatorFunctionWrapHandler,
     field_validator,
-    model_serializer,
 )
 
 from llm_pipeline.base.adapters import is_ours
@@ -211,18 +209,6 @@ class Target(ConfigModel):
         if value:
             raise ValueError(f"engine {engine} has no options here: see runtime and build")
         return None
-
-    @model_serializer(mode="wrap")
-    def _without_options_that_it_has_not(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Stage keys are what they were before targets had these."""
-        document: dict[str, Any] = handler(self)
-        if document.get("server") == "triton":
-            del document["server"]
-        if document.get("engine_options", ...) is None:
-            del document["engine_options"]
-        if not document.get("variants", True):
-            del document["variants"]
-        return document
 
     def varied(self, variant: str = "") -> Target:
         """The target as it is built and served: itself or one of its variants, which it then has no more.

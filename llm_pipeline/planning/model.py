@@ -10,7 +10,7 @@ from llm_pipeline.base.quantities import byte_size, duration
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.base.untrusted_text import one_line
 from llm_pipeline.config.quantization import QuantizationRecipe
-from llm_pipeline.config.release import ExpectedScore, ResolvedRelease
+from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.loadtest.duration import SampleSize
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.memory import weight_bytes
@@ -96,7 +96,6 @@ class Plan(Frozen):
         total: What all steps take that will be computed.
         disk: None where the model's sizes are not known.
         ladders: Names of the recipes that are legal on each target, cheapest first.
-        expected: What the baseline must score, by task.
         tasks: The tasks that are scored on the checkpoint.
         gates: What the accuracy gates need, and what they have.
         load_test: Requests that the load gate needs to say GO, and those that it has.
@@ -116,7 +115,6 @@ class Plan(Frozen):
     targets: tuple[TargetPlan, ...]
     disk: DiskPlan | None
     ladders: dict[str, tuple[str, ...]]
-    expected: dict[str, ExpectedScore]
     tasks: tuple[TaskItems, ...]
     gates: tuple[GatePower, ...]
     load_test: SampleSize
@@ -155,16 +153,6 @@ def _or(number: int | None, otherwise: str) -> str:
 
 
 _HIGHEST_SHARE = 1.0
-
-
-def expected_lines(expected: dict[str, ExpectedScore]) -> list[str]:
-    """The range of each task, in percent unless its metric is no share, with its source; nothing for no task."""
-    rows = []
-    for task, own in expected.items():
-        factor, unit = (1, "") if own.maximum > _HIGHEST_SHARE else (100, " %")
-        rows.append((task, f"{factor * own.minimum:g}{unit} to {factor * own.maximum:g}{unit}", own.source))
-    title = "baseline (what it must score before anything is compared with it)"
-    return [title, *indented_columns(rows, 3)] if rows else []
 
 
 def expected_warnings(release: ResolvedRelease) -> Iterator[str]:
@@ -238,7 +226,6 @@ def format_plan(plan: Plan) -> str:
         _headline(plan),
         stage_lines(plan),
         *(_target(target, plan.ladders[target.name]) for target in plan.targets),
-        expected_lines(plan.expected),
         gate_lines(plan.tasks, plan.gates),
         load_lines(plan.load_test),
         _disk(plan),

@@ -182,7 +182,6 @@ def plan_release(
         targets=targets,
         disk=disk,
         ladders=ladders,
-        expected=release.baseline.expected,
         tasks=tasks,
         gates=gates,
         load_test=requests,

@@ -290,9 +290,9 @@ def check_data_files(loaded: LoadedRelease) -> None:
 
 def _check_calibration(loaded: LoadedRelease, recipe: str, calibration: Calibration) -> None:
     """Draw from files of one's own as the quantize stage will; named sets are fetched when the release is resolved."""
-    local = [source for source in calibration.sources if not source.dataset.startswith(NAMED_SET)]
+    local = [source for source in calibration.sources if not source.startswith(NAMED_SET)]
     chat = calibration.chat_template
-    samples = [read_source(loaded.data_file(source.dataset), source, chat=chat) for source in local]
+    samples = [read_source(loaded.data_file(source), source, chat=chat) for source in local]
     if len(local) < len(calibration.sources):
         return
     try:

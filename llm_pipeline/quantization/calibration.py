@@ -20,7 +20,7 @@ from llm_pipeline.base.errors import ConfigError, unless_io
 from llm_pipeline.base.json_document import require_whole
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.catalog.named_sets import named_set
-from llm_pipeline.config.quantization import NAMED_SET, Calibration, CalibrationSource, QuantizationRecipe, apportion
+from llm_pipeline.config.quantization import NAMED_SET, Calibration, QuantizationRecipe, apportion
 
 log = get_logger(__name__)
 
@@ -63,7 +63,7 @@ def read_sources(path: Path, calibration: Calibration) -> tuple[tuple[Sample, ..
     )
 
 
-def read_source(path: Path, source: CalibrationSource, *, chat: bool) -> tuple[Sample, ...]:
+def read_source(path: Path, source: str, *, chat: bool) -> tuple[Sample, ...]:
     """All samples of one source.
 
     A line that is no sample is an error in a file of one's own; in a named set, which nobody can correct, rows without
@@ -72,9 +72,9 @@ def read_source(path: Path, source: CalibrationSource, *, chat: bool) -> tuple[S
     Raises:
         ConfigError: The file is unreadable, or a line of it is no sample.
     """
-    if not source.dataset.startswith(NAMED_SET):
+    if not source.startswith(NAMED_SET):
         return tuple(_sample(row, "messages" if chat else "text", where) for row, where in _rows(path))
-    published = named_set(source.dataset, chat=chat)
+    published = named_set(source, chat=chat)
     return tuple(
         _sample(row, published.field, where)
         for row, where in _rows(path, columns=[published.field])
@@ -211,7 +211,7 @@ def draw_calibration(sources: Sequence[Sequence[Sample]], calibration: Calibrati
     """
     chosen = choose_samples(sources, calibration)
     for source, samples, share in zip(calibration.sources, sources, apportion(calibration), strict=True):
-        log.info("calibration source", dataset=source.dataset, samples=share, of=len(samples))
+        log.info("calibration source", dataset=source, samples=share, of=len(samples))
     encoded = _encode(chosen, calibration, tokenizer)
     special = frozenset(tokenizer.all_special_ids)
     for sample, tokens in zip(chosen, encoded, strict=True):
@@ -231,7 +231,7 @@ def choose_samples(sources: Sequence[Sequence[Sample]], calibration: Calibration
     """Draw every source's share, no content twice, in an order that depends on the contents and the seed only.
 
     Raises:
-        ConfigError: A source has fewer different texts than its share, or its share is none.
+        ConfigError: A source has fewer different texts than its share.
     """
     taken: dict[str, Sample] = {}
     for source, samples, share in zip(calibration.sources, sources, apportion(calibration), strict=True):
@@ -240,7 +240,7 @@ def choose_samples(sources: Sequence[Sequence[Sample]], calibration: Calibration
             elsewhere = " that no earlier source has" if taken else ""
             raise ConfigError(
                 f"{share} calibration samples wanted, there are {len(rest)} different ones{elsewhere}",
-                where=source.dataset,
+                where=source,
                 hint="lower `samples`, or give more data",
             )
         first = sorted(rest, key=lambda content: _rank(content, calibration.seed))[:share]

@@ -15,7 +15,7 @@ from llm_pipeline.config.files import data_root, named_file, names_in
 from llm_pipeline.config.loading import Location, errors_at, load_yaml, where_in
 from llm_pipeline.config.overrides import Overrides
 from llm_pipeline.config.policy import Policy
-from llm_pipeline.config.quantization import NAMED_SET, QuantizationRecipe, apportion
+from llm_pipeline.config.quantization import NAMED_SET, QuantizationRecipe
 from llm_pipeline.config.release import ReleaseConfig, ReleaseSettings, ResolvedRelease
 from llm_pipeline.config.target import Target
 
@@ -131,14 +131,12 @@ def _check_recipe(root: Path, path: Path, recipe: QuantizationRecipe) -> None:
     if calibration is None:
         return
     for number, source in enumerate(calibration.sources):
-        if source.dataset.startswith(NAMED_SET):
+        if source.startswith(NAMED_SET):
             with errors_at(path, ("calibration", "sources", number)):
-                named_set(source.dataset, chat=calibration.chat_template)
+                named_set(source, chat=calibration.chat_template)
         else:
-            home = data_root(root, source.dataset)
-            _check_data_file(home, source.dataset, path, ("calibration", "sources", number))
-    with errors_at(path, ("calibration", "samples")):
-        apportion(calibration)
+            home = data_root(root, source)
+            _check_data_file(home, source, path, ("calibration", "sources", number))
 
 
 def _check_data_file(root: Path, name: str, source: Path, location: Location) -> None:

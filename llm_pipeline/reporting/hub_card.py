@@ -137,7 +137,7 @@ def _recipe(facts: CardFacts) -> Iterator[str]:
         yield from (markdown(recipe.description), "")
     rows = [("Weights", recipe.weights), ("KV cache", recipe.kv_cache), ("Kept as they are", ", ".join(recipe.exclude))]
     if (calibration := recipe.calibration) is not None:
-        sources = ", ".join(source.dataset for source in calibration.sources)
+        sources = ", ".join(calibration.sources)
         rows.append(("Calibration", f"{calibration.samples} texts of {sources}, seed {calibration.seed}"))
     if recipe.source and (pinned := facts.record.checkpoints.get(facts.recipe)):
         rows[:1] = [("Taken from", f"{recipe.source} at commit {pinned.commit}")]

@@ -215,14 +215,14 @@ class _SourceFile(NamedTuple):
 def _calibration_files(loaded: LoadedRelease, calibration: Calibration) -> list[_SourceFile]:
     found = []
     for source in calibration.sources:
-        if not source.dataset.startswith(NAMED_SET):
-            path = loaded.data_file(source.dataset)
+        if not source.startswith(NAMED_SET):
+            path = loaded.data_file(source)
             found.append(_SourceFile(path, path.name))
             continue
         from llm_pipeline.hub.access import connect
         from llm_pipeline.hub.data_set_files import fetch_dataset_file
 
-        wanted = named_set(source.dataset, chat=calibration.chat_template)
+        wanted = named_set(source, chat=calibration.chat_template)
         access, kept = loaded.deployment.hub, Path(loaded.deployment.work_root) / "datasets"
         hub = connect(access.endpoint, access.token_variable)
         path, file = fetch_dataset_file(hub, wanted.dataset, wanted.revision, wanted.file, kept)

@@ -90,8 +90,8 @@ def mistake_in(configs: Path, text: str) -> tuple[str, Path]:
             ("set:ultrachat holds chats", "chat_template: true"), id="chats_without_template",
         ),
         pytest.param(
-            f"weights: fp8{CALIBRATION}".replace("demo.jsonl]", "demo.jsonl, {dataset: 'set:wikitext', weight: 0.01}]"),
-            4, ("calibration.samples: set:wikitext: its weight gives it none",), id="source_without_a_share",
+            f"weights: fp8{CALIBRATION}".replace("demo.jsonl]", f"demo.jsonl{', set:wikitext' * 16}]"),
+            2, ("calibration: 16 samples are fewer than the sources",), id="source_without_a_share",
         ),
     ],
 )  # fmt: skip

@@ -56,7 +56,7 @@ def quantize(source: Path, recipe: QuantizationRecipe, work: Path, dtype: torch.
     """The recipe's export, checked."""
     if recipe.weights == "none":
         return source
-    texts = CONFIGS / recipe.calibration.sources[0].dataset if recipe.calibration else None
+    texts = CONFIGS / recipe.calibration.sources[0] if recipe.calibration else None
     data = read_calibration(source, recipe, texts)
     export = work / "checkpoint"
     logits = Quantizer(source, recipe, data, dtype=dtype, device="cpu").export(export)
