@@ -10,7 +10,7 @@ says so, since a missing entry in a vendor's table, or a model's family that is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Literal, NamedTuple
@@ -225,8 +225,6 @@ def _in_tables(what: str, cell: SupportCell) -> str:
     return f"{what} is {cell.value} in our tables ({cell.why})"
 
 
-Fits = Callable[[WeightFormat], bool]
-
 OTHER_ENGINE = "engine: tensorrt_llm_llmapi"
 """What is advised where an engine cannot do what is asked of it on a GPU."""
 
@@ -269,7 +267,6 @@ class FormatQuestion:
         recipe: How it is quantized.
         dtype: Precision of what is not quantized.
         model_id: The model, for NVIDIA's tables of models; None for what holds of any.
-        fits: Whether the target holds the model in a format; None where the model is not known. Advice must fit.
         stored_format: Of a checkpoint that the recipe passes on as it is, its format as `ModelFacts` names it; empty
             for plain weights and modelopt's work here, and where it was not read.
         quantized_experts: The recipe quantizes the experts of a mixture.
@@ -279,7 +276,6 @@ class FormatQuestion:
     recipe: QuantizationRecipe
     dtype: BaselinePrecision
     model_id: str | None = None
-    fits: Fits | None = None
     stored_format: str = ""
     quantized_experts: bool = False
 
@@ -303,7 +299,6 @@ def judge_compatibility(
     recipe: QuantizationRecipe,
     dtype: BaselinePrecision,
     model_id: str | None = None,
-    fits: Fits | None = None,
     **seen: Any,
 ) -> Legal | Refused:
     """Whether a recipe is legal on a target; see `FormatQuestion` for the arguments.
@@ -313,27 +308,12 @@ def judge_compatibility(
     """
     engine = engine_adapter(target.engine)
     if engine.judge is not None:
-        judged: Legal | Refused = engine.judge(FormatQuestion(target, recipe, dtype, model_id, fits, **seen))
+        judged: Legal | Refused = engine.judge(FormatQuestion(target, recipe, dtype, model_id, **seen))
         return judged
     options = target.engine_options or EngineModel()
     if problems := list(options.problems(target, recipe)):
         return Refused(reason="; ".join(problems), nearest="what that engine takes, or another engine")
     return Legal(warnings=tuple(options.warnings(target, recipe)))
-
-
-def in_format(recipe: QuantizationRecipe, weights: WeightFormat) -> QuantizationRecipe:
-    """A recipe with the weights in another format."""
-    return recipe.model_copy(update={"weights": weights, "search": None, "modelopt_recipe": None})
-
-
-def is_known_to_run(target: Target, recipe: QuantizationRecipe, dtype: BaselinePrecision = "bfloat16") -> bool:
-    """Whether the target's engine surely serves a recipe: what may be advised.
-
-    Raises:
-        ConfigError: As `judge_compatibility`.
-    """
-    judged = judge_compatibility(target, recipe, dtype)
-    return isinstance(judged, Legal) and judged.known == "yes"
 
 
 def refused_on_cpu(target: Target) -> Refused:
@@ -394,17 +374,10 @@ def changes(
     kept = [name for name in asked.weights if name not in refused]
     if refused and kept and recipe.search:
         yield f"search.formats: [{', '.join(kept)}]"
-    elif refused and legal:
-        yield f"weights: {nearest_weights(bits_per_weight(recipe), legal)}"
     elif refused:
-        yield "an accelerator with more memory: no format that runs on this one makes the model fit"
+        yield f"weights: {nearest_weights(bits_per_weight(recipe), legal)}"
     if asked.kv_cache not in kv_caches:
         yield f"kv_cache: {nearest_kv_cache(asked.kv_cache, kv_caches)}"
-
-
-def fitting(formats: Collection[WeightFormat], fits: Fits | None) -> tuple[WeightFormat, ...]:
-    """The formats in which the target holds the model."""
-    return tuple(name for name in formats if fits is None or fits(name))
 
 
 def _column(target: Target) -> Column:

@@ -23,7 +23,6 @@ from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.loadtest.duration import require_enough, sample_size
 from llm_pipeline.model_facts.facts import ModelFacts
-from llm_pipeline.model_facts.reader import stated_facts
 from llm_pipeline.planning import host, release_checks
 from llm_pipeline.planning.memory import PLAIN, climbing_order, weight_bytes
 from llm_pipeline.planning.model import DiskPlan, Plan, disk_need, expected_warnings, format_plan
@@ -108,8 +107,8 @@ def plan_release(
     check_objective(loaded)
     release_checks.check_adapters(loaded)
     release_checks.check_routers(loaded)
-    if stated := stated_facts(release.model.sizes):  # what does not run anyhow, before the model is read
-        _refuse_impossible(loaded, [plan_target(loaded, target, None, stated=stated) for target in release.targets])
+    # What does not run whatever the model is, before it is read:
+    _refuse_impossible(loaded, [plan_target(loaded, target, None) for target in release.targets])
     looking = BackgroundCall(partial(look_at_model, loaded, revision, source_seconds, required=read_model))
     release_checks.check_data_files(loaded)  # this and the next three need nothing of the model: its source answers
     require_enough(release.workload, release.policy.load_test)

@@ -7,7 +7,6 @@ that (`judge_model`), with the Transformers that is installed in the model envir
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 from llm_pipeline.base.errors import located
 from llm_pipeline.base.records import Frozen
@@ -18,9 +17,9 @@ from llm_pipeline.config.target import EngineBuilderName, EngineLimits, Parallel
 from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning import host
-from llm_pipeline.planning.compatibility import OFFERED, Legal, Refused, in_format, is_known_to_run, judge_compatibility
+from llm_pipeline.planning.compatibility import Legal, Refused, judge_compatibility
 from llm_pipeline.planning.host import total_memory_bytes
-from llm_pipeline.planning.memory import Engine, MemoryFit, fit_memory, format_bits, quantizes_experts, stored_as_it_is
+from llm_pipeline.planning.memory import Engine, MemoryFit, fit_memory, quantizes_experts, stored_as_it_is
 from llm_pipeline.release.loading import LoadedRelease
 
 _PAIR = 2
@@ -151,24 +150,7 @@ def _advice(fit: MemoryFit, target: Target, recipe: QuantizationRecipe, facts: M
         parallelism = Parallelism(tensor=tensor, pipeline=pipeline)
         if target.accelerator != "cpu" and _fit(target, recipe, facts, parallelism).fits:
             return f"parallelism.tensor: {tensor} with accelerator_count: {tensor * pipeline}"
-    if smaller := _smaller_format(target, recipe, facts):
-        return f"weights: {smaller}, or an accelerator with more memory"
-    return "an accelerator with more memory: no format that runs on this one makes the model fit"
-
-
-def _smaller_format(target: Target, recipe: QuantizationRecipe, facts: ModelFacts) -> WeightFormat | None:
-    """The largest format that runs there and makes the model fit, other than the recipe's."""
-    if facts.stored_format or recipe.weights == "ready":
-        return None
-    fitting = [name for name in OFFERED if name != recipe.weights and fits_with(target, recipe, facts, name)]
-    running = [name for name in fitting if is_known_to_run(target, in_format(recipe, name))]
-    return max(running, key=format_bits, default=None)
-
-
-def fits_with(target: Target, recipe: QuantizationRecipe, facts: ModelFacts, weights: WeightFormat) -> bool:
-    """Whether a target holds what its limits ask for, with the weights in another format."""
-    parallelism = target.parallelism
-    return not _cannot_split(facts, parallelism) and _fit(target, in_format(recipe, weights), facts, parallelism).fits
+    return "weights of fewer bits, or an accelerator with more memory"
 
 
 class RecipePlan(Frozen):
@@ -240,23 +222,20 @@ def judge_model(
     return judged.model_copy(update={"warnings": (*judged.warnings, told)})
 
 
-def plan_target(
-    loaded: LoadedRelease, target: Target, facts: ModelFacts | None, *, stated: ModelFacts | None = None
-) -> TargetPlan:
+def plan_target(loaded: LoadedRelease, target: Target, facts: ModelFacts | None) -> TargetPlan:
     """Judge every recipe of a release on one target.
 
     Args:
         loaded: The release.
         target: One of its targets.
         facts: The model; None while it was not read: then memory is not judged.
-        stated: The model by what the release config says, for advice that fits while it was not read.
 
     Raises:
         ConfigError: The accelerator is not in the GPU catalog.
     """
     with located("accelerator", str(loaded.file_of("targets", target.name))):
         gpu = None if target.accelerator == "cpu" else find_gpu(target.accelerator)
-    recipes = tuple(_plan_recipe(loaded, target, recipe, facts, stated) for recipe in loaded.release.recipes)
+    recipes = tuple(_plan_recipe(loaded, target, recipe, facts) for recipe in loaded.release.recipes)
     image, _, digest = (target.container or "").partition("@")
     known = find_container(image)
     return TargetPlan(
@@ -275,24 +254,18 @@ def plan_target(
 
 
 def _plan_recipe(
-    loaded: LoadedRelease,
-    target: Target,
-    recipe: QuantizationRecipe,
-    facts: ModelFacts | None,
-    stated: ModelFacts | None,
+    loaded: LoadedRelease, target: Target, recipe: QuantizationRecipe, facts: ModelFacts | None
 ) -> RecipePlan:
-    release, known = loaded.release, facts or stated
-    fits = partial(fits_with, target, recipe, known) if known else None
-    stored = stored_as_it_is(known, recipe) if known else None
+    release = loaded.release
+    stored = stored_as_it_is(facts, recipe) if facts else None
     stored_format = stored.stored_format if stored else ""
     judged = judge_compatibility(
         target,
         recipe,
         release.baseline.dtype,
         release.model.id,
-        fits,
         stored_format=stored_format,
-        quantized_experts=bool(known and quantizes_experts(known, recipe)),
+        quantized_experts=bool(facts and quantizes_experts(facts, recipe)),
     )
     refused, memory = judged if isinstance(judged, Refused) else None, None
     warnings = judged.warnings if isinstance(judged, Legal) else ()

@@ -28,12 +28,6 @@ from llm_pipeline.planning.target_plan import judge_model
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
-FP8_WITHOUT_EXPERTS = """weights: fp8
-exclude: ["*lm_head*", "*experts*"]
-calibration: { sources: [calibration/demo.jsonl], samples: 1, maximum_tokens: 8 }
-"""
-
-
 def write_model(root: Path, config: dict[str, Any]) -> None:
     """A directory with a model's config.json, and weights of its size that take no space on the disk."""
     root.mkdir()
@@ -93,16 +87,6 @@ def test_deepseek_v3_unquantized_does_not_fit_one_l4(release: Any):
     config = {key: value for key, value in config_of("DeepSeek-V3").items() if key != "quantization_config"}
     error = error_of(release(config))
     assert "recipe none on target l4: 1342.1 GB weights" in error.message
-
-
-def test_mixtral_in_fp8_on_an_a10_gets_no_advice_that_does_not_fit(release: Any):
-    path = release(config_of("Mixtral-8x7B"), recipes="fp8_chat", targets="a10")
-    assert "fp8 does not run on sm86" in error_of(path).message
-    (path.parents[1] / "quantization" / "fp8_chat.yaml").write_text(FP8_WITHOUT_EXPERTS)
-    error = error_of(path)
-    assert "fp8 does not run on sm86" in error.message
-    assert "weights: none" not in error.message
-    assert "no format that runs on this one makes the model fit" in error.message
 
 
 def test_a_model_that_fits_is_planned_without_a_name_that_anybody_knows(release: Any):

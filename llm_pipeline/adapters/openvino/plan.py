@@ -14,7 +14,6 @@ from llm_pipeline.planning.compatibility import (
     Legal,
     Refused,
     changes,
-    fitting,
     nearest_kv_cache,
 )
 
@@ -27,7 +26,7 @@ _NO_GROUPS = frozenset({"phi"})
 
 def judge(question: FormatQuestion) -> Legal | Refused:
     """Whether the CPU engine serves a recipe on a target."""
-    target, recipe, fits = question.target, question.recipe, question.fits
+    target, recipe = question.target, question.recipe
     if target.accelerator != "cpu":
         find_gpu(target.accelerator)
         return Refused(reason="engine openvino_cpu does not run on a GPU", nearest=OTHER_ENGINE)
@@ -45,7 +44,7 @@ def judge(question: FormatQuestion) -> Legal | Refused:
     unserved = [name for name in asked.weights if name not in CPU_FORMATS]
     if unserved:
         cuda = "; modelopt needs CUDA to quantize it, too" if asked.needs_cuda else ""
-        advice = changes(recipe, asked, unserved, fitting(CPU_FORMATS, fits), CPU_KV_FORMATS)
+        advice = changes(recipe, asked, unserved, CPU_FORMATS, CPU_KV_FORMATS)
         reason = f"the CPU engine cannot serve {', '.join(unserved)}{cuda}"
         return Refused(reason=reason, nearest=", ".join(advice))
     if asked.kv_cache != kv_cache:

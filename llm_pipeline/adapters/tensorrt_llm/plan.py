@@ -39,7 +39,6 @@ from llm_pipeline.planning.compatibility import (
     Refused,
     Support,
     changes,
-    fitting,
     gpu_target_refusal,
     kv_support,
     legal,
@@ -160,7 +159,7 @@ def _judge_foreign(platform: Platform, name: str) -> Legal | Refused:
 
 
 def _judge_formats(question: FormatQuestion, platform: Platform) -> Legal | Refused:
-    target, recipe, dtype, fits = question.target, question.recipe, question.dtype, question.fits
+    target, recipe, dtype = question.target, question.recipe, question.dtype
     asked, compiled = question.asked, target.engine == "tensorrt_llm_engine"
     weights = {
         name: weights_support(platform, name, dtype, weight_only=asked.weight_only, mixed=asked.mixed)
@@ -199,7 +198,7 @@ def _judge_formats(question: FormatQuestion, platform: Platform) -> Legal | Refu
             for name in formats
             if name != "none" and _exported(recipe, weights=name, kv_cache="none").value == "yes"
         )
-    formats = fitting(formats or ("none",), fits)  # unquantized, where no format is known to run
+    formats = formats or ("none",)  # unquantized, where no format is known to run
     advice = [*changes(recipe, asked, refused, formats, kv_caches), *advice]
     return Refused(reason="; ".join(dict.fromkeys(reasons)), nearest=", ".join(advice))
 

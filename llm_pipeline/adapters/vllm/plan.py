@@ -16,7 +16,6 @@ from llm_pipeline.planning.compatibility import (
     Refused,
     Support,
     changes,
-    fitting,
     gpu_target_refusal,
     legal,
 )
@@ -40,7 +39,7 @@ _LARGEST_SHARE_OF_A_MACHINE = 0.4
 
 def judge(question: FormatQuestion) -> Legal | Refused:
     """Whether vLLM serves a recipe on a target."""
-    target, recipe, fits = question.target, question.recipe, question.fits
+    target, recipe = question.target, question.recipe
     if own := sorted(target.runtime.engine_args.keys() & _OURS):
         return Refused(
             reason=f"runtime.engine_args states {', '.join(own)}, which the release and the target's limits say",
@@ -67,7 +66,7 @@ def judge(question: FormatQuestion) -> Legal | Refused:
         what = [*unread, *([f"kv_cache {asked.kv_cache}"] if asked.kv_cache not in VLLM_KV_FORMATS else ())]
         return Refused(
             reason=f"vLLM does not read modelopt's {', '.join(what)}",
-            nearest=", ".join(changes(recipe, asked, unread, fitting(VLLM_FORMATS, fits), VLLM_KV_FORMATS)),
+            nearest=", ".join(changes(recipe, asked, unread, VLLM_FORMATS, VLLM_KV_FORMATS)),
         )
     return legal([support for name in asked.weights for support in _kernels(sm, name)])
 
