@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -72,7 +71,6 @@ def _load(path: Path, model: type[ModelT]) -> ModelT:
             f"name is {_short(repr(data['name']))} but the file is named {path.stem!r}",
             where=f"{path}:{_line(node, ('name',))}",
         )
-    _refuse_another_kind(path, data, model)
     try:
         return model.model_validate(data, context=PathsRelativeTo(path.resolve().parent))
     except ValidationError as error:
@@ -82,16 +80,6 @@ def _load(path: Path, model: type[ModelT]) -> ModelT:
         if untold := len(found) - len(mistakes):
             mistakes.append(f"... and {untold} more")
         raise ConfigError("\n".join(mistakes), hint=f"correct {path.name}; nothing was started") from error
-
-
-def _refuse_another_kind(path: Path, data: dict[str, Any], model: type[BaseModel]) -> None:
-    """One error where a file is a policy and no release config, say, instead of one for each of its keys."""
-    needed = [name for name, field in model.model_fields.items() if field.is_required() and name != "name"]
-    if len(needed) > 1 and data.keys() - {"name"} and not data.keys() & set(needed):
-        kind = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", model.__name__).lower()
-        raise ConfigError(
-            f"no {kind}: it has none of {', '.join(needed)}", where=str(path), hint="is it the file that you mean?"
-        )
 
 
 def _read(path: Path) -> bytes:

@@ -11,6 +11,7 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from string import Template
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo
@@ -100,9 +101,6 @@ class PathsRelativeTo:
     variables: set[str] = field(default_factory=set)
 
 
-_VARIABLE = re.compile(r"\$(\$|\w+|\{\w+\})?", re.ASCII)
-
-
 def host_path(text: str, info: ValidationInfo) -> str:
     """The absolute path of a path as it is written, when a file is loaded: `PathsRelativeTo` is the context.
 
@@ -114,10 +112,14 @@ def host_path(text: str, info: ValidationInfo) -> str:
     """
     if not isinstance(info.context, PathsRelativeTo):
         return text
-    given = _without_home(text)
-    named = (match[1] for match in _VARIABLE.finditer(given))
-    info.context.variables.update(name.strip("{}") for name in named if name not in (None, "$"))
-    expanded = _VARIABLE.sub(_value_of, given)
+    given = Template(_without_home(text))
+    info.context.variables.update(given.get_identifiers())
+    try:
+        expanded = given.substitute({name: value for name, value in os.environ.items() if value})
+    except KeyError as missing:
+        raise ValueError(f"the environment variable {missing.args[0]} is not set here, or is empty") from missing
+    except ValueError as error:
+        raise ValueError("a $ must be followed by the name of a variable; write $$ for a dollar sign") from error
     return os.path.abspath(info.context.directory / expanded)  # noqa: PTH100 - a virtual environment's python stays a link
 
 
@@ -127,17 +129,6 @@ def _without_home(text: str) -> str:
     if text != "~" and not text.startswith("~/"):
         raise ValueError("only ~/ is expanded, to the home directory: write other paths in full")
     return str(Path.home()).replace("$", "$$") + text[1:]
-
-
-def _value_of(match: re.Match[str]) -> str:
-    if match[1] == "$":
-        return "$"
-    if match[1] is None:
-        raise ValueError("a $ must be followed by the name of a variable; write $$ for a dollar sign")
-    name = match[1].strip("{}")
-    if not (value := os.environ.get(name)):
-        raise ValueError(f"the environment variable {name} is not set here, or is empty")
-    return value
 
 
 HostPath = Annotated[PathText, Field(json_schema_extra={"format": "path"}), AfterValidator(host_path)]

@@ -9,79 +9,46 @@ from llm_pipeline.base import text_table
 from llm_pipeline.base.quantities import byte_size, duration
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.base.untrusted_text import one_line
-from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.loadtest.duration import SampleSize
 from llm_pipeline.model_facts.facts import ModelFacts
-from llm_pipeline.planning.memory import weight_bytes
 from llm_pipeline.planning.stage_cost import PlannedStage, TotalCost
 from llm_pipeline.planning.target_plan import TargetPlan
 from llm_pipeline.planning.task_pool import GatePower, TaskItems
 
-_COPIES = 2
-"""The engine, and the model repository that holds it."""
 
-
-class DiskNeed(Frozen):
-    """What a release writes when nothing of it exists yet, in bytes.
+class DiskPlan(Frozen):
+    """Disk that a release needs when nothing of it exists yet, and disk that is free, in bytes.
 
     Attributes:
         download: The model as published.
         recipes: All quantized checkpoints.
         engines: Engines that hold the weights, and their model repositories, if the largest recipe is chosen.
         work: The largest of them once more, in the work directory while it is made.
+        free_store: Free space of the store; None where it is not on this machine's file systems.
+        free_work: Free space of the work directory.
+        one_file_system: Store and work share the same free space.
     """
 
     download: int
     recipes: int
     engines: int
     work: int
+    free_store: int | None
+    free_work: int
+    one_file_system: bool
 
     @property
     def store(self) -> int:
         """What the artifact store must hold."""
         return self.download + self.recipes + self.engines
 
-
-def disk_need(facts: ModelFacts, recipes: Sequence[QuantizationRecipe], engines: int) -> DiskNeed:
-    """The need of a release; the recipe `none` passes the download through and adds no checkpoint.
-
-    Args:
-        facts: The model.
-        recipes: All that may be tried.
-        engines: Targets whose engine holds the weights (`holds_weights`); others serve the checkpoint as it is.
-    """
-    download = facts.stored_bytes
-    sizes = [weight_bytes(facts, recipe) for recipe in recipes]
-    quantized = [size for size, recipe in zip(sizes, recipes, strict=True) if recipe.weights != "none"]
-    return DiskNeed(
-        download=download,
-        recipes=sum(quantized),
-        engines=engines * _COPIES * max(sizes),
-        work=max(download, *sizes),
-    )
-
-
-class DiskPlan(Frozen):
-    """Disk needed and disk free, in bytes.
-
-    Attributes:
-        free_store: Free space of the store; None where it is not on this machine's file systems.
-        free_work: Free space of the work directory.
-        one_file_system: Store and work share the same free space.
-    """
-
-    need: DiskNeed
-    free_store: int | None
-    free_work: int
-    one_file_system: bool
-
     def problems(self) -> tuple[str, ...]:
         """What does not fit, one line each."""
         if self.one_file_system:
-            return _short("store and work_root", self.need.store + self.need.work, self.free_work)
-        short = () if self.free_store is None else _short("store", self.need.store, self.free_store)
-        return (*short, *_short("work_root", self.need.work, self.free_work))
+            return _short("store and work_root", self.store + self.work, self.free_work)
+        short = () if self.free_store is None else _short("store", self.store, self.free_store)
+        return (*short, *_short("work_root", self.work, self.free_work))
 
 
 class Plan(Frozen):
@@ -283,13 +250,13 @@ def _target(target: TargetPlan, ladder: Sequence[str]) -> list[str]:
 def _disk(plan: Plan) -> list[str]:
     if plan.disk is None:
         return []
-    need, shared = plan.disk.need, ", same file system" if plan.disk.one_file_system else ""
-    free = "in S3" if plan.disk.free_store is None else f"of {byte_size(plan.disk.free_store)} free"
+    need, shared = plan.disk, ", same file system" if plan.disk.one_file_system else ""
+    free = "in S3" if need.free_store is None else f"of {byte_size(need.free_store)} free"
     parts = f"download {byte_size(need.download)}, recipes {byte_size(need.recipes)}"
     return [
         "disk (at most, when nothing of it exists yet)",
         f"  store  {byte_size(need.store)} {free} ({parts}, engines {byte_size(need.engines)})",
-        f"  work   {byte_size(need.work)} of {byte_size(plan.disk.free_work)} free{shared}",
+        f"  work   {byte_size(need.work)} of {byte_size(need.free_work)} free{shared}",
     ]
 
 

@@ -25,7 +25,7 @@ from llm_pipeline.loadtest.duration import require_enough, sample_size
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning import host, release_checks
 from llm_pipeline.planning.memory import PLAIN, climbing_order, weight_bytes
-from llm_pipeline.planning.model import DiskPlan, Plan, disk_need, expected_warnings, format_plan
+from llm_pipeline.planning.model import DiskPlan, Plan, expected_warnings, format_plan
 from llm_pipeline.planning.sources import BackgroundCall, Step, answer_of, ask_store, look_at_model
 from llm_pipeline.planning.stage_cost import (
     PlannedStage,
@@ -61,6 +61,9 @@ _BUCKET_SECONDS, _DIRECTORY_SECONDS = 1.2, 10.0
 
 _SHARE_OF_WEIGHTS = 0.8
 """Of a GPU's memory that weights may take while they are quantized, as the quantizer spreads them."""
+
+_COPIES = 2
+"""The engine, and the model repository that holds it."""
 
 _NOTHING_STARTED = "remove or change them; nothing was started"
 
@@ -242,12 +245,17 @@ def _refuse_variants(loaded: LoadedRelease, targets: Sequence[TargetPlan], facts
 
 
 def _plan_disk(loaded: LoadedRelease, facts: ModelFacts) -> DiskPlan:
+    """Recipe `none` passes the download through; engines that hold no weights serve the checkpoint as it is."""
     deployment = loaded.deployment
     store, work = deployment.store.directory, host.existing_parent(deployment.work_root)
     parent = host.existing_parent(store) if store else None
     engines = sum(engine_adapter(target.engine).holds_weights for target in loaded.release.targets)
+    sizes = {recipe: weight_bytes(facts, recipe) for recipe in loaded.release.recipes}
     return DiskPlan(
-        need=disk_need(facts, loaded.release.recipes, engines),
+        download=facts.stored_bytes,
+        recipes=sum(size for recipe, size in sizes.items() if recipe.weights != "none"),
+        engines=engines * _COPIES * max(sizes.values()),
+        work=max(facts.stored_bytes, *sizes.values()),
         free_store=host.free_bytes(parent) if parent else None,
         free_work=host.free_bytes(work),
         one_file_system=parent is not None and parent.stat().st_dev == work.stat().st_dev,

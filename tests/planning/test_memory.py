@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from llm_pipeline.planning.memory import (
     rank_weight_bytes,
     weight_bytes,
 )
-from llm_pipeline.planning.model import disk_need
 from llm_pipeline.planning.plan import _plan_disk
 from llm_pipeline.planning.target_plan import judge_memory
 from llm_pipeline.release.loading import load_release
@@ -224,17 +224,17 @@ def test_experts_are_not_spread_where_there_are_none():
     assert refused.nearest == "no parallelism.expert"
 
 
-def test_disk_counts_download_recipes_and_two_copies_a_target():
-    need = disk_need(LLAMA_8B, [recipe("fp8"), recipe("int4_awq"), recipe("none")], engines=3)
+@pytest.mark.parametrize(("name", "engines"), [("demo", 1), ("llama-3.1-8b-instruct-vllm", 0)])
+def test_disk_counts_download_recipes_and_two_copies_of_each_engine_that_holds_weights(name: str, engines: int):
+    loaded = load_release(ROOT / "configs" / "releases" / f"{name}.yaml")
+    recipes = (recipe("fp8"), recipe("int4_awq"), recipe("none"))
+    loaded = replace(loaded, release=loaded.release.model_copy(update={"recipes": recipes}))
+    need = _plan_disk(loaded, LLAMA_8B)
     assert need.download / 1e9 == pytest.approx(16.06, abs=0.01)
     assert need.recipes / 1e9 == pytest.approx(9.08 + 5.81, abs=0.01)
-    assert need.engines == 3 * 2 * need.download
+    assert need.engines == engines * 2 * need.download
     assert need.work == need.download
-
-
-def test_engines_that_serve_the_checkpoint_from_the_store_need_no_room_there():
-    loaded = load_release(ROOT / "configs" / "releases" / "llama-3.1-8b-instruct-vllm.yaml")
-    assert _plan_disk(loaded, LLAMA_8B).need.engines == 0
+    assert need.store == need.download + need.recipes + need.engines
 
 
 def test_vllm_on_a_cpu_takes_its_share_of_the_machines_memory(monkeypatch: pytest.MonkeyPatch):
