@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import importlib.util
 import mimetypes
 import os
 import threading
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from llm_pipeline.base.errors import IntegrityError, Terminal, Transient
+from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError, Terminal, Transient, Unsupported
 from llm_pipeline.base.progress import made_progress
 from llm_pipeline.config.store import S3Place
 from llm_pipeline.store.blobs import ANY, WORKERS, Blob, Changed, Leftover, Listed, LocalFile, back_off
@@ -26,11 +27,6 @@ from llm_pipeline.store.blobs import ANY, WORKERS, Blob, Changed, Leftover, List
 if TYPE_CHECKING:
     from s3transfer.futures import TransferFuture
     from s3transfer.manager import TransferManager
-
-
-import importlib.util
-
-from llm_pipeline.base.errors import ConfigError, PipelineError, Unsupported
 
 LONGEST_BLOB_BYTES = 64 * 1024 * 1024
 """Of what is read as a whole: documents, manifests, reports."""
