@@ -48,15 +48,15 @@ airflow_tests := $(CONTROL) $(pytest) --part airflow -o cache_dir=.pytest_cache/
 end_to_end_tests := $(CONTROL) $(pytest) -o cache_dir=.pytest_cache/end_to_end tests/end_to_end
 calm_tests := $(yielding) $(CONTROL) $(pytest) --part calm -o cache_dir=.pytest_cache/calm
 model_tests := $(yielding) $(MODEL) $(pytest) -o cache_dir=.pytest_cache/model
-side_by_side := $(MAKE) --no-print-directory --jobs=3 --output-sync=target
+side_by_side := $(MAKE) --no-print-directory --jobs=4 --output-sync=target
 
 test: docs-packages ## All tests, each under the interpreter that it needs
 	@$(CONTROL) -m compileall -q -j 2 llm_pipeline plugins # once, not in each of ten processes that begin at once
-	@$(side_by_side) test-servers test-calm test-model
+	@$(side_by_side) test-end-to-end test-servers test-calm test-model
 
-test-servers: # they wait for times and for one another: what yields takes the cores meanwhile
+test-servers: # like the end-to-end tests they wait for times and for servers: what yields takes the cores meanwhile
 	@$(MAKE) --no-print-directory test-live
-	@$(side_by_side) test-end-to-end test-airflow
+	@$(MAKE) --no-print-directory test-airflow
 
 kubernetes: environments ## Build a Kubernetes API server from Debian's source, once: test-thorough uses it
 	@$(CONTROL) tests/kubernetes_programs.py

@@ -89,9 +89,9 @@ class Site:
         command = self.command(*arguments)
         return subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
 
-    def release(self, name: str, **changes: object) -> Path:
-        """A release config made from the demo's."""
-        config = yaml.safe_load(self.layout.release("demo").read_text()) | changes
+    def release(self, name: str, *, like: str = "demo", **changes: object) -> Path:
+        """A release config made from one of the demo's."""
+        config = yaml.safe_load(self.layout.release(like).read_text()) | changes
         path = self.layout.release(name)
         path.write_text(yaml.safe_dump(config))
         return path

@@ -187,12 +187,13 @@ def test_a_release_by_cost_measures_each_candidate_and_takes_what_is_shown_to_be
     }
     (site.layout.configs / "policies" / "by-cost.yaml").write_text(yaml.safe_dump(policy))
     workload = yaml.safe_load(site.layout.release("demo").read_text())["workload"] | {"duration_seconds": 3}
-    changes = {"recipes": ["none", "fp8"], "ladder": {"objective": "cost"}, "policy": "by-cost", "workload": workload}
+    recipes = ["none", "int4_awq"]  # made before: what a choice by cost adds is their load tests
+    changes = {"recipes": recipes, "ladder": {"objective": "cost"}, "policy": "by-cost", "workload": workload}
     released = site.call("run", str(site.release("by-cost", **changes)), "--approve")
     assert released.returncode == ExitCode.GO, released.stderr
 
     flow = site.flow("by-cost")
-    measured = {recipe: flow.result("load_test", f"{TARGET}:{recipe}").metrics for recipe in ("none", "fp8")}
+    measured = {recipe: flow.result("load_test", f"{TARGET}:{recipe}").metrics for recipe in recipes}
     chosen = flow.result("choose", TARGET).metrics
     own = measured[chosen["recipe"]]
     for metrics in measured.values():
@@ -206,6 +207,9 @@ def test_a_release_by_cost_measures_each_candidate_and_takes_what_is_shown_to_be
 
 def test_a_candidate_that_turns_slow_in_production_is_rolled_back_without_a_lost_request(site) -> None:
     before = pointers(site)
+    assert before.production is not None
+    made = next(recipe for recipe in ("none", "int4_awq") if recipe != before.production.recipe)
+    site.release("demo-rollback", like="demo-rollback", recipes=[made])  # its candidate needs no making
     assert site.run("rollback") == ExitCode.GO, site.output
     after = pointers(site)
     assert (after.production, after.previous) == (before.production, before.previous)
