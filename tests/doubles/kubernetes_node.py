@@ -40,13 +40,13 @@ _POLL_SECONDS = 0.1
 
 @dataclass
 class Running:
-    """A pod of this node, the process of the container that runs now, and the logs of all of them."""
+    """A pod of this node, the processes of the containers that were started, and the logs of all of them."""
 
     manifest: Document
     directory: Path
     status: Document = field(default_factory=lambda: {"phase": "Pending", "podIP": "10.1.0.1"})
     logs: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
-    process: subprocess.Popen[bytes] | None = None
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     killed_for: str = ""
     ending: bool = False
     ended: threading.Event = field(default_factory=threading.Event)
@@ -56,8 +56,11 @@ class Running:
         return str(self.manifest["metadata"]["name"])
 
     def signal(self, number: signal.Signals) -> None:
-        if self.process and self.process.poll() is None:
-            os.killpg(self.process.pid, number)
+        for process in self.running():
+            os.killpg(process.pid, number)
+
+    def running(self) -> list[subprocess.Popen[bytes]]:
+        return [process for process in self.processes if process.poll() is None]
 
 
 class Node:
@@ -106,7 +109,7 @@ class Node:
         def running() -> list[Running]:
             with self._lock:
                 pods = list(self._pods.values())
-            return [pod for pod in pods if pod.manifest["metadata"]["labels"].get("job-name") == job and pod.process]
+            return [pod for pod in pods if pod.manifest["metadata"]["labels"].get("job-name") == job and pod.processes]
 
         until(running, f"a running pod of {job}")
         return running()[0]
@@ -214,25 +217,27 @@ class Node:
         self._ask("POST", f"{path}/binding", {"metadata": {"name": pod["metadata"]["name"]}, "target": target})
 
     def _run(self, pod: Running) -> None:
-        """What a kubelet does: the init containers in turn, then the one that stays."""
+        """What a kubelet does: the init containers in turn, then those that stay, side by side."""
         spec = pod.manifest["spec"]
-        for where, containers in (
-            ("initContainerStatuses", spec.get("initContainers", [])),
-            ("containerStatuses", spec["containers"]),
-        ):
-            for container in containers:
-                if container["image"] in self.missing_images:
-                    message = f'Back-off pulling image "{container["image"]}"'
-                    self._tell(pod, where, container, {"waiting": {"reason": "ImagePullBackOff", "message": message}})
-                    return
-                if self._run_container(pod, where, container) != 0 or pod.ending:
-                    break
-            else:
-                continue
-            break
+        for container in spec.get("initContainers", []):
+            if self._run_container(pod, "initContainerStatuses", container) != 0 or pod.ending:
+                pod.ended.set()
+                return
+        threads = [
+            threading.Thread(target=self._run_container, args=(pod, "containerStatuses", container), daemon=True)
+            for container in spec["containers"]
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
         pod.ended.set()
 
     def _run_container(self, pod: Running, where: str, container: Document) -> int:
+        if container["image"] in self.missing_images:
+            message = f'Back-off pulling image "{container["image"]}"'
+            self._tell(pod, where, container, {"waiting": {"reason": "ImagePullBackOff", "message": message}})
+            return 1
         paths = self._paths(pod, container)
         program, *arguments = (_rewritten(text, paths) for text in container["command"])
         with self._lock:
@@ -240,7 +245,7 @@ class Node:
                 return 1
             pod.logs[container["name"]] = []
             try:
-                pod.process = subprocess.Popen(
+                process = subprocess.Popen(
                     [self.programs.get(program, program), *arguments],
                     env={"PATH": os.environ["PATH"]} | self._environment(container),
                     cwd=_rewritten(container.get("workingDir", "/"), paths),
@@ -249,16 +254,17 @@ class Node:
             except OSError as error:
                 self._stopped(pod, where, container, {"reason": "StartError", "exitCode": 128, "message": str(error)})
                 return 128
+            pod.processes.append(process)
         self._tell(pod, where, container, {"running": {"startedAt": _now()}}, ready=not container.get("readinessProbe"))
         if "readinessProbe" in container:
-            threading.Thread(target=self._await_ready, args=(pod, where, container), daemon=True).start()
-        assert pod.process.stdout
-        for line in pod.process.stdout:
+            threading.Thread(target=self._await_ready, args=(pod, process, container), daemon=True).start()
+        assert process.stdout
+        for line in process.stdout:
             with self._lock:
                 lines = pod.logs[container["name"]]
                 stamp = max(time.time_ns(), lines[-1][0] if lines else 0)
                 lines.append((stamp, line.decode(errors="replace").removesuffix("\n")))
-        code = pod.process.wait()
+        code = process.wait()
         code = 128 - code if code < 0 else code
         reason = "OOMKilled" if pod.killed_for == "OOMKilled" else "Error" if code else "Completed"
         self._stopped(pod, where, container, {"reason": reason, "exitCode": code})
@@ -282,7 +288,7 @@ class Node:
             pod.signal(signal.SIGTERM)
         grace = pod.manifest["spec"].get("terminationGracePeriodSeconds", 30)
         deadline = time.monotonic() + min(grace, 15)
-        while pod.process and pod.process.poll() is None:
+        while pod.running():
             if time.monotonic() > deadline:
                 pod.signal(signal.SIGKILL)
             time.sleep(_POLL_SECONDS)
@@ -305,22 +311,25 @@ class Node:
             pod.status[where] = [*others, status]
             if "running" in state and where == "containerStatuses":
                 pod.status["phase"] = "Running"
-            answer = {"status": str(ready), "lastTransitionTime": _now()}
+            told = pod.status.get("containerStatuses", ())
+            all_ready = len(told) == len(pod.manifest["spec"]["containers"]) and all(one["ready"] for one in told)
+            answer = {"status": str(all_ready), "lastTransitionTime": _now()}
             pod.status["conditions"] = [
                 {"type": "PodScheduled", "status": "True", "lastTransitionTime": _now()},
                 *({"type": kind, **answer} for kind in ("Ready", "ContainersReady")),
             ]
             self._ask("PATCH", f"{self._of_pods}/{pod.name}/status", {"status": pod.status}, kind=MERGE)
 
-    def _await_ready(self, pod: Running, where: str, container: Document) -> None:
+    def _await_ready(self, pod: Running, process: subprocess.Popen[bytes], container: Document) -> None:
         probe = container["readinessProbe"]["httpGet"]
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
         url = f"http://127.0.0.1:{ports.get(probe['port'], probe['port'])}{probe['path']}"
-        while not (self._over.is_set() or pod.ending or (pod.process and pod.process.poll() is not None)):
+        while not (self._over.is_set() or pod.ending or process.poll() is not None):
             try:
                 with urllib.request.urlopen(url, timeout=2) as answer:
                     if answer.status == 200:
-                        self._tell(pod, where, container, {"running": {"startedAt": _now()}}, ready=True)
+                        state = {"running": {"startedAt": _now()}}
+                        self._tell(pod, "containerStatuses", container, state, ready=True)
                         return
             except OSError:
                 pass

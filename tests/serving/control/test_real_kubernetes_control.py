@@ -102,9 +102,9 @@ def test_a_model_that_does_not_load_shows_why_and_leaves_nothing(control, cluste
 
 
 def test_an_image_that_cannot_be_pulled_is_named_in_the_end_and_leaves_nothing(
-    control, cluster, make_repository, candidate_of, monkeypatch
+    cluster, make_repository, candidate_of, kubernetes_place, staging_slot
 ):
-    monkeypatch.setattr(type(control), "_wait_seconds", lambda *_: 5.0)
+    control = open_control(kubernetes_place(cluster.namespace, startup_minutes=1), staging_slot)
     cluster.node.missing_images.add(IMAGE)
     with pytest.raises(ConfigError, match=f"ImagePullBackOff.*{IMAGE}"):
         control.start(candidate_of(make_repository()), wait_seconds=5)
