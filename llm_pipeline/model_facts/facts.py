@@ -147,12 +147,6 @@ class ModelFacts(ConfigModel):
         return self.parameters - idle
 
     @property
-    def largest_matrix(self) -> int:
-        """Parameters of the largest matrix inside the layers; fused experts are one."""
-        sizes = (group.parameters if group.kind == "fused" else group.rows * group.columns for group in self.matrices)
-        return max(sizes, default=self.hidden_size * self.intermediate_size)
-
-    @property
     def is_mixture(self) -> bool:
         """Whether the model has experts."""
         return any(group.copies > 1 for group in self.matrices)

@@ -119,20 +119,14 @@ def _or(number: int | None, otherwise: str) -> str:
     return otherwise if number is None else str(number)
 
 
-_HIGHEST_SHARE = 1.0
-
-
 def expected_warnings(release: ResolvedRelease) -> Iterator[str]:
-    """Tasks without a range, and ranges that look like percentages."""
+    """Tasks without a range."""
     expected = release.baseline.expected
     if missing := [task for task in release.evaluation.tasks if task not in expected]:
         yield (
             f"baseline.expected states no range for {', '.join(missing)}: there a damaged source is found only if it "
             "is no better than guessing, or much worse than the release in production"
         )
-    for task, own in expected.items():
-        if own.maximum > _HIGHEST_SHARE:
-            yield f"baseline.expected: {task} goes up to {own.maximum:g}, and accuracies are shares: 0.8 for 80 %"
 
 
 def stage_lines(plan: Plan) -> list[str]:
