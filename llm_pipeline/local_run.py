@@ -1,11 +1,16 @@
-"""Running a release on this machine without Airflow: the same flow, one step after the other."""
+"""Running a release on this machine without Airflow: the same flow, one step after the other.
+
+Targets whose places name GPUs of their own go through their steps side by side.
+"""
 
 from __future__ import annotations
 
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from itertools import groupby
 from pathlib import Path
 
 from llm_pipeline.base.errors import InternalError, PipelineError, RemoteStageTransient, Transient
@@ -27,8 +32,8 @@ from llm_pipeline.release.contract import StageRequest, StageResult
 from llm_pipeline.release.flow import clears_up, step_named
 from llm_pipeline.release.loading import load_release
 from llm_pipeline.release.rules import Endings, run_fails, unstarted
-from llm_pipeline.release.step import Effect, Ending, Kind
-from llm_pipeline.release.tasks import Instance, Task, instances, release_tasks
+from llm_pipeline.release.step import Effect, Ending, Kind, Scope
+from llm_pipeline.release.tasks import Instance, Lane, Task, instances, release_tasks
 from llm_pipeline.release_progress import ReleaseProgress, passed, placement, resolve_request
 from llm_pipeline.runners.runner import Job
 from llm_pipeline.runners.runners import Runners, Watch
@@ -82,6 +87,7 @@ class LocalRun:
         claimant = Claimant.of(loaded.config, LocalProcess.here())
         self._claim = ReleaseClaim(self._store, loaded.config.model.id, claimant)
         self._jobs: list[Job] = []
+        self._stopped = False
         self._started = time.monotonic()
         self._tasks: tuple[Task, ...] = ()
         self._endings = Endings(())
@@ -119,8 +125,8 @@ class LocalRun:
         self._tasks, self._endings = tasks, Endings(tasks)
         order = tuple(instances(tasks))
         try:
-            for instance in order:
-                self._take(flow, instance)
+            for lane, members in groupby(order, key=lambda instance: instance.task.lane):
+                self._take_lane(flow, lane, tuple(members))
         finally:
             self._stop_stages()
             for instance in order:  # whatever came up: nothing staged outlives the run, and no canary is left half-way
@@ -133,6 +139,41 @@ class LocalRun:
         if left := tuple(run_fails(tasks, self._endings)):
             raise InternalError(f"{left} did not end well, and no stage said why")
         return Verdict.GO
+
+    def _take_lane(self, flow: ReleaseProgress, lane: Lane | None, members: Sequence[Instance]) -> None:
+        """Take what belongs together: targets on GPUs of their own side by side, each in its order."""
+        items = [tuple(own) for _, own in groupby(members, key=lambda instance: instance.item)]
+        if lane is None or len(items) == 1 or not self._stand_apart(lane):
+            self._take_all(flow, members)
+            return
+        try:
+            with ThreadPoolExecutor(len(items)) as threads:
+                taken = [threads.submit(self._take_all, flow, own) for own in items]
+                try:
+                    for one in as_completed(taken):
+                        one.result()
+                except BaseException:
+                    self._stopped = True
+                    self._stop_stages()
+                    raise
+        finally:
+            self._stopped = False  # what clears up begins
+
+    def _take_all(self, flow: ReleaseProgress, members: Sequence[Instance]) -> None:
+        for instance in members:
+            if not self._stopped:
+                self._take(flow, instance)
+
+    def _stand_apart(self, lane: Lane) -> bool:
+        """Whether the servers of all its targets are on this host, each target's on GPUs that no other one has."""
+        if lane.group.over not in (Scope.TARGET, Scope.CANDIDATE):
+            return False
+        places = [self._deployment.places[self._loaded.places[target_of(item)]] for item in lane.items]
+        servers = [tuple(place.servers_here().values()) for place in places]
+        if not all(servers) or any(server.gpus is None for own in servers for server in own):
+            return False
+        gpus = [{gpu for server in own for gpu in server.gpus or ()} for own in servers]
+        return sum(map(len, gpus)) == len(set().union(*gpus))
 
     def _take(self, flow: ReleaseProgress, instance: Instance) -> None:
         """Run one step for one item, if the flow's rules let it start."""
@@ -247,7 +288,7 @@ class LocalRun:
             self._tell(asked(self._origin, question, subject=item, until=None, action=action))
 
     def _stop_stages(self) -> None:
-        for job in self._jobs:
+        for job in tuple(self._jobs):
             if self._runner.is_active(job):
                 self._runner.cancel(job)
 
@@ -269,10 +310,12 @@ class LocalRun:
             try:
                 job = self._runner.submit(request, placement(request))
                 self._jobs.append(job)
+                if self._stopped:
+                    self._stop_stages()
                 result = self._wait(job, request.stage)
                 self._jobs.remove(job)
             except Transient as error:
-                if attempt == _ATTEMPTS:
+                if attempt == _ATTEMPTS or self._stopped:
                     raise
                 self._tell(failed(self._origin, request.stage, request.subject, error, tried_again=True))
                 told = isinstance(error, RemoteStageTransient)  # in the stage's own log, which is shown

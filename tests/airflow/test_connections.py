@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from airflow.models.connection import Connection
 from airflow.sdk.configuration import clear_secrets_backends_cache
 from llm_pipeline_airflow import connections
 from llm_pipeline_airflow.connections import fetch_secrets
 from llm_pipeline_airflow.operators import StageOperator
+from one_token_hub import KEY, hub
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.deployment import Deployment
@@ -21,7 +23,6 @@ from llm_pipeline.operations.doctor import examine
 
 ENDPOINT = Endpoint(url="http://10.0.0.1:8000", openai_model="llm", api_key_variable="VLLM_TEST_KEY")
 KEYS = {"VLLM_TEST_KEY": "vllm"}
-KEY = "a-key-of-vllm"
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +39,22 @@ def test_a_connections_password_is_the_servers_key(caplog: pytest.LogCaptureFixt
     fetch_secrets(KEYS)
     assert ENDPOINT.headers() == {"Authorization": f"Bearer {KEY}"}
     assert KEY not in caplog.text
+
+
+def test_the_test_button_says_whether_hub_and_store_take_the_secret(monkeypatch: pytest.MonkeyPatch, s3) -> None:
+    def tested(conn_type: str, **fields: str) -> tuple[bool, str]:
+        monkeypatch.setenv("AIRFLOW_CONN_HERE", json.dumps({"conn_type": conn_type, **fields}))  # as the button does
+        return Connection(conn_id="here", conn_type=conn_type).test_connection()
+
+    with hub() as url:
+        assert tested("llm_hub", host=url, password=KEY) == (True, "the token is that of anna")
+        assert tested("llm_hub", host=url, password="another")[0] is False
+    keys = {"host": s3.endpoint, "login": "test-access-key", "password": "test-secret-key"}
+    bucket = s3.bucket()
+    assert tested("llm_store", schema=bucket, **keys) == (True, f"the key may list {bucket}")
+    good, why = tested("llm_store", schema="no-such-bucket", **keys)
+    assert not good
+    assert "NoSuchBucket" in why
 
 
 def test_a_secret_in_the_environment_and_in_a_connection_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

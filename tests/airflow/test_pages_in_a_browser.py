@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from one_token_hub import KEY, hub
 from real_airflow import until
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -21,7 +22,7 @@ from store_history import GO, NO_GO, History
 
 from docs.screenshots import Browser, _log_in
 from llm_pipeline.demo import local_airflow
-from llm_pipeline.demo.local_airflow import AirflowAccess
+from llm_pipeline.demo.local_airflow import AirflowAccess, AirflowClient
 
 pytestmark = [
     pytest.mark.thorough,
@@ -156,3 +157,24 @@ def test_on_a_narrow_screen_only_tables_scroll_and_texts_are_legible_in_light_an
             assert min(await browser.evaluate(CONTRASTS)) >= 4.5
 
     browse(site, visit, width=390)
+
+
+@pytest.mark.parametrize(("token", "shown"), [(KEY, "the token is that of anna"), ("other", "Test Connection Failed")])
+def test_the_button_beside_a_connection_says_whether_the_hub_takes_its_token(site, token, shown):
+    with hub() as url, AirflowClient(site.access) as client:
+        host, _, port = url.rpartition(":")
+        named = {"connection_id": "the_hub", "conn_type": "llm_hub", "host": host, "port": int(port)}
+        client._call("POST", "/api/v2/connections", json={**named, "password": token})
+
+        async def visit(browser: Browser) -> None:
+            await browser.open(f"{site.access.url}/connections")
+            await browser.wait_for("(document.body?.innerText ?? '').includes('the_hub')", "the connection")
+            await browser.click("Test Connection")
+            told = "document.querySelector('[data-scope=toast]')?.innerText"
+            await browser.wait_for(f"!!{told}", "the answer")
+            assert shown in await browser.evaluate(told)
+
+        try:
+            browse(site, visit)
+        finally:
+            client._send("DELETE", "/api/v2/connections/the_hub")
