@@ -68,6 +68,11 @@ class StepState(Frozen):
         """The share for people, e.g. `25 %`."""
         return f"{self.share * 100:g} %"
 
+    def __str__(self) -> str:
+        mine, theirs = self.candidate, self.stable
+        requests = f"{mine.requests} candidate and {theirs.requests} stable requests"
+        return f"{requests}, failures {mine.failed} and {theirs.failed}"
+
 
 class MetricState(Frozen):
     """One metric's tests over the whole canary.

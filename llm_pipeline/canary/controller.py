@@ -22,19 +22,10 @@ from dataclasses import replace
 
 from llm_pipeline.base.errors import ConfigError, Fenced, PipelineError, Transient
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.base.verdict import Judgement
+from llm_pipeline.base.verdict import Judgement, Verdict, judge
 from llm_pipeline.canary import analysis, evidence, people
 from llm_pipeline.canary.analysis import AnalysisState, with_look
-from llm_pipeline.canary.deciding import (
-    PAUSABLE,
-    UNTIL_RESUMED,
-    Seen,
-    condemned,
-    decide,
-    drifted,
-    tests_of,
-    with_pause,
-)
+from llm_pipeline.canary.deciding import PAUSABLE, UNTIL_RESUMED, Seen, condemned, decide, drifted, tests_of, with_pause
 from llm_pipeline.canary.evidence import Outcome, StepDecision
 from llm_pipeline.canary.moving import (
     NoWayBack,
@@ -46,15 +37,7 @@ from llm_pipeline.canary.moving import (
     wait_converged,
     wait_usable,
 )
-from llm_pipeline.canary.record import (
-    CanaryJournal,
-    CanaryPlan,
-    CanaryRecord,
-    EventKind,
-    Phase,
-    is_over,
-    new_attempt,
-)
+from llm_pipeline.canary.record import CanaryJournal, CanaryPlan, CanaryRecord, EventKind, Phase, is_over, new_attempt
 from llm_pipeline.canary.router import (
     ALL,
     RouterConflict,
@@ -66,7 +49,6 @@ from llm_pipeline.canary.router import (
     other_slot,
 )
 from llm_pipeline.canary.slots import ChecksAnswers, ServedPlace, SlotControl, TellsDeaths, WarmUp
-from llm_pipeline.canary.timeline import step_in_numbers
 from llm_pipeline.canary.traffic import Traffic
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
@@ -179,7 +161,8 @@ class CanaryController:
         record = journal.load() if other not in ("", self._plan.release_id) else None
         if record is not None and not record.settled:
             log.warning("rolling back another release", release=other, phase=record.phase.value)
-            reason = evidence.superseded(self._plan.release_id)
+            superseded = f"superseded by release {self._plan.release_id}"
+            reason = evidence.stated(Verdict.INCONCLUSIVE, superseded, "canary")
             end_canary(journal, self._at, lease=self._lease, by=self._plan.driver, reason=reason)
 
     def _turn(self, record: CanaryRecord, percent: float) -> CanaryRecord:
@@ -333,15 +316,10 @@ class CanaryController:
         if decision.outcome is Outcome.CONTINUE or (held and decision.outcome in UNTIL_RESUMED):
             return record, replace(seen, decision=decision)
         if tests.step is not None:
-            summary = f"{decision.judgement.summary}: {step_in_numbers(tests.step, self._traffic.step_arms(record))}"
+            summary = f"{decision.judgement.summary}: {tests.step}"
             judgement = decision.judgement.model_copy(update={"summary": summary})
             decision = decision.model_copy(update={"judgement": judgement})
         seen = replace(seen, decision=decision, differs=self._differs(record) if passes else None)
-        if decision.outcome is Outcome.ANOMALOUS:
-            candidate_waits = self._router.active_requests(record.candidate)
-            stable_waits = self._router.active_requests(other_slot(record.candidate))
-            if candidate_waits is not None and stable_waits is not None:
-                seen = replace(seen, waiting=(candidate_waits, stable_waits))
         return record, seen
 
     def _watched(self) -> float:
@@ -360,7 +338,7 @@ class CanaryController:
             return None
         if self._is_starting() or not self._slots.answers(stable):
             return None
-        return evidence.fails_in_a_row(f"{record.step_percent:g} %", fact)
+        return judge(f"the candidate fails request after request at {step.percent}, and stable answers again", [fact])
 
     def _differs(self, record: CanaryRecord) -> str | None:
         """Why the candidate's server does not serve the release, where only its answers show that."""

@@ -18,7 +18,7 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.canary import analysis, evidence
 from llm_pipeline.canary.analysis import AnalysisState
-from llm_pipeline.canary.evidence import Outcome, StepDecision
+from llm_pipeline.canary.evidence import Outcome, StepDecision, stated
 from llm_pipeline.canary.metrics import Thresholds
 from llm_pipeline.canary.people import command
 from llm_pipeline.canary.record import CanaryPlan, CanaryRecord, EventKind, Pause, PauseReason, Phase
@@ -56,7 +56,6 @@ class Seen:
         requests: How many those were.
         decision: What the traffic says of the step; None while it cannot be read.
         blind: Why and for how long it cannot be, once that is too long.
-        waiting: Requests in flight at the candidate and at stable, where the split is wrong.
         differs: Why the candidate's server does not serve the release, where the step would pass.
         death: How its engine died, by its server's log, where the traffic or its process speaks against it.
     """
@@ -72,7 +71,6 @@ class Seen:
     requests: int = 0
     decision: StepDecision | None = None
     blind: str = ""
-    waiting: tuple[int, int] | None = None
     differs: str | None = None
     death: str = ""
 
@@ -115,7 +113,11 @@ def drifted(record: CanaryRecord, traffic: RouteState) -> Judgement | None:
     known = [state for state in (record.intended, record.applied) if state is not None]
     if record.applied is None:
         known.append(all_to(record.stable or record.candidate, owner="", epoch=0))
-    return evidence.changed_from_outside(traffic, known)
+    if any(traffic.same_traffic(state) for state in known):
+        return None
+    detail = f"found {traffic.shares}, last told {known[0].shares}: somebody else changed the router"
+    words = "paused: the router was changed from outside"
+    return stated(Verdict.INCONCLUSIVE, words, "router's weights", detail)
 
 
 def tests_of(record: CanaryRecord) -> AnalysisState:
@@ -141,12 +143,14 @@ class _Turn:
         if record.phase in _RUNNING and not self.seen.candidate_runs:  # its fault, unless stable's has ended as well
             if not self.seen.stable_runs:
                 return self._condemn(record, evidence.all_ended(record.step_percent))
-            return self._condemn(
-                record, evidence.with_death(evidence.server_ended(record.step_percent), self.seen.death)
-            )
+            words = f"the candidate's server ended at {record.step_percent:g} %"
+            ended = stated(Verdict.NO_GO, words, "candidate's process")
+            return self._condemn(record, evidence.with_death(ended, self.seen.death))
         held = record.pause_request if record.phase in PAUSABLE else None
         if held is not None and held.over(self.seen.now):
-            return self._condemn(record, evidence.nobody_resumed(held.by, record.share_percent, held.deadline_seconds))
+            waited = f"nobody resumed it within {held.deadline_seconds:.0f} s"
+            words = f"{held.by} paused the canary at {record.share_percent:g} %, and {waited}"
+            return self._condemn(record, stated(Verdict.INCONCLUSIVE, words, "pause"))
         match record.phase:
             case Phase.PAUSED:
                 return self._after_pause(record)
@@ -168,7 +172,8 @@ class _Turn:
         approval = self.seen.approval
         if self.percent in self.plan.policy.approve_before_percent and record.stable is not None:
             if approval is None or approval.answer == "waiting":
-                asked = evidence.approval_asked(self.percent, command(self.plan, self.percent))
+                words = f"step {self.percent:g} % waits for an approval"
+                asked = stated(Verdict.INCONCLUSIVE, words, "approval", command(self.plan, self.percent))
                 return self._pause(record, asked, PauseReason.APPROVAL, self.percent)
             if approval.answer != "approved":
                 return self._refuse(record, approval)
@@ -184,17 +189,28 @@ class _Turn:
         if seen.warm is None:
             return record
         if seen.warm.answered == 0:
-            return self._condemn(record, evidence.answers_nothing(seen.warm))
+            words = "the candidate does not answer"
+            silent = stated(Verdict.NO_GO, words, "golden prompts answered", measured=0.0, samples=seen.warm.prompts)
+            return self._condemn(record, silent)
         if not seen.reached:
-            return self._condemn(record, evidence.not_reached())
+            words = "the router does not reach the candidate: its health checks do not accept it"
+            return self._condemn(record, stated(Verdict.NO_GO, words, "candidate's health"))
         if record.stable is None:  # nothing to compare with, and no user to protect: all traffic at once
-            first = {"phase": Phase.SHIFTING, "step_percent": _WHOLE_PERCENT}
-            return record.model_copy(update={**first, "judgement": evidence.deployed_first(seen.warm)})
+            words, name = "first deployment on this target", "first deployment: golden prompts answered"
+            answered, prompts = float(seen.warm.answered), seen.warm.prompts
+            detail = "nothing was in production on this target: no comparison was possible"
+            deployed = stated(Verdict.GO, words, name, detail, measured=answered, samples=prompts)
+            first = {"phase": Phase.SHIFTING, "step_percent": _WHOLE_PERCENT, "judgement": deployed}
+            return record.model_copy(update=first)
         waited_long = record.watched_seconds > policy.maximum_bake_seconds
         if seen.thresholds is None and not (waited_long and seen.stable_runs):  # or else only the candidate runs
             return record
         if seen.thresholds is None:
-            return self._condemn(record, evidence.too_little_traffic(seen.requests, policy))
+            words, name = "too little traffic to compare with", "stable's requests before the first step"
+            detail = f"production has {seen.requests} of {policy.minimum_requests} requests: {evidence.MORE_TRAFFIC}"
+            measured = float(seen.requests)
+            few = stated(Verdict.INCONCLUSIVE, words, name, detail, measured=measured, samples=seen.requests)
+            return self._condemn(record, few)
         log.info(
             "latency limits are fixed from stable's requests",
             requests=seen.thresholds.requests,
@@ -211,8 +227,11 @@ class _Turn:
             return paused
         decision, step = self.seen.decision, tests_of(record).step
         if decision is None or step is None:
-            down = evidence.source_down(self.seen.blind)
-            return self._pause(record, down, PauseReason.NO_SOURCE) if self.seen.blind else record
+            if not self.seen.blind:
+                return record
+            words = "paused: the source of metrics is down"
+            down = stated(Verdict.INCONCLUSIVE, words, "source of metrics", self.seen.blind)
+            return self._pause(record, down, PauseReason.NO_SOURCE)
         judgement, policy = decision.judgement, self.plan.policy
         if record.pause_request is not None and decision.outcome in UNTIL_RESUMED:
             return record.model_copy(update={"judgement": judgement})  # whoever paused it resumes it
@@ -222,9 +241,6 @@ class _Turn:
             case Outcome.PASS:
                 return self._pass(record, judgement)
             case Outcome.ANOMALOUS:
-                hangs = self.seen.waiting and evidence.does_not_answer(step, *self.seen.waiting)
-                if hangs:  # requests that hang at the candidate make the split look wrong, and users are waiting
-                    return self._condemn(record, evidence.with_death(hangs, self.seen.death))
                 return self._pause(record, judgement, PauseReason.WRONG_SPLIT)
             case Outcome.REGRESSED:
                 return self._condemn(record, evidence.with_death(judgement, self.seen.death))
@@ -232,12 +248,6 @@ class _Turn:
                 return self._pause(record, judgement, PauseReason.UNDECIDED)
             case Outcome.UNDECIDED if policy.on_undecided == "roll_back":
                 return self._condemn(record, judgement)
-        clean = evidence.undecided_and_clean(step) if policy.on_undecided == "advance" else None
-        if clean is not None:
-            words = f"{judgement.summary}; advancing"
-            verdict = judgement.verdict
-            record = record.with_event(EventKind.VERDICT, words, by=self.plan.driver, verdict=verdict)
-            return self._pass(record, clean)
         if step.split.candidate < policy.minimum_requests:
             words = f"{judgement.summary}; too little traffic: approve the step, or {evidence.MORE_TRAFFIC}"
             judgement = judgement.model_copy(update={"summary": words})
@@ -245,8 +255,9 @@ class _Turn:
 
     def _pass(self, record: CanaryRecord, judgement: Judgement) -> CanaryRecord:
         if self.seen.differs is not None:
-            differs = evidence.another_model(f"{record.step_percent:g} %", self.seen.differs)
-            return self._condemn(record, differs)
+            at = f"{record.step_percent:g} %"
+            words = f"the candidate's server does not serve this release at {at}: {self.seen.differs}"
+            return self._condemn(record, stated(Verdict.NO_GO, words, "candidate's golden answers"))
         last = record.step_percent >= _WHOLE_PERCENT
         if last and (paused := self._unless_drifted(record)) is not None:
             return paused
@@ -278,16 +289,18 @@ class _Turn:
     def _accept(self, record: CanaryRecord, answer: StepApproval, pause: Pause) -> CanaryRecord:
         """A person lets the step pass."""
         tests = tests_of(record)
-        requests = tests.step.candidate.requests if tests.step else 0
+        requests = max(1, tests.step.candidate.requests if tests.step else 0)
         record = record.with_event(EventKind.APPROVED, f"go on after step {pause.percent:g} %", by=answer.by)
-        return self._pass(record, evidence.accepted(pause.percent, answer.by, requests))
+        words, name = f"{answer.by} let step {pause.percent:g} % pass", "a person's decision"
+        return self._pass(record, stated(Verdict.GO, words, name, measured=pause.percent, samples=requests))
 
     def _refuse(self, record: CanaryRecord, answer: StepApproval) -> CanaryRecord:
         if answer.answer == "timed out":
             return self._condemn(record, evidence.nobody_answered(answer.percent, answer.deadline_seconds))
         words = f"denied: step {answer.percent:g} %"
         record = record.with_event(EventKind.DENIED, words, by=answer.by, verdict=Verdict.NO_GO)
-        return self._condemn(record, evidence.denied(answer.percent, answer.by))
+        denied = f"{answer.by} denied step {answer.percent:g} %"
+        return self._condemn(record, stated(Verdict.NO_GO, denied, "approval", measured=answer.percent))
 
     def _unless_drifted(self, record: CanaryRecord) -> CanaryRecord | None:
         """The record paused, if somebody else changed the router: nothing is overwritten."""

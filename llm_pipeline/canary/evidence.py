@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from enum import StrEnum
 
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.canary.analysis import AnalysisState, MetricState, StepState, regressed_at
 from llm_pipeline.canary.metrics import Thresholds
-from llm_pipeline.canary.router import RouteState
-from llm_pipeline.canary.slots import WarmUp
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.statistics.eprocess import SplitTest
 
 SPLIT_ALPHA = 0.001
 """A wrong split is a broken router or a wrong label: rare enough to ask for strong evidence."""
@@ -28,10 +25,6 @@ ABSOLUTE_FAULT_REQUESTS = 20
 
 MOST_MISSED = 7.0
 """Expected requests whose absence is no chance: e**-7 is less than 0.001."""
-
-_EXPLAINED_ALPHA = 0.05
-"""Requests that wait explain a split unless, counted in, they still contradict the intended one at this level. It is
-looser than the level of the split's own test, because some requests are always in flight at a server that works."""
 
 
 def stable_is_bad(step: StepState) -> bool:
@@ -208,23 +201,12 @@ def _decision(outcome: Outcome, summary: str, facts: Iterable[Evidence]) -> Step
     return StepDecision(outcome=outcome, judgement=judge(summary, facts))
 
 
-def answers_nothing(warm_up: WarmUp) -> Judgement:
-    """The candidate's server runs and answers no golden prompt."""
-    detail = "the candidate gives no answer"
-    return _refused("the candidate does not answer", "golden prompts answered", detail, samples=warm_up.prompts)
-
-
-def not_reached() -> Judgement:
-    """The router's health checks do not accept the candidate."""
-    detail = "the router's health checks do not accept the candidate"
-    return _refused("the router does not reach the candidate", "candidate's health", detail)
-
-
-def deployed_first(warm_up: WarmUp) -> Judgement:
-    """Nothing was in production, so only the golden prompts can be judged."""
-    detail = "nothing was in production on this target: no comparison was possible"
-    name, summary = "first deployment: golden prompts answered", "first deployment on this target"
-    return _passed(summary, name, detail, warm_up.answered, warm_up.prompts)
+def stated(
+    verdict: Verdict, summary: str, name: str, detail: str = "", *, measured: float | None = None, samples: int = 0
+) -> Judgement:
+    """A judgement by one fact that needs no statistics; without a detail the summary says all."""
+    fact = Evidence(name=name, verdict=verdict, measured=measured, samples=samples, detail=detail or summary)
+    return judge(summary, [fact])
 
 
 MORE_TRAFFIC = (
@@ -234,66 +216,16 @@ MORE_TRAFFIC = (
 """How to get enough requests for a judgement."""
 
 
-def too_little_traffic(seen: int, policy: CanaryPolicy) -> Judgement:
-    """Production has no traffic to compare with."""
-    fact = Evidence(
-        name="stable's requests before the first step",
-        verdict=Verdict.INCONCLUSIVE,
-        measured=float(seen),
-        samples=seen,
-        limit=float(policy.minimum_requests),
-        detail=f"production has too little traffic to compare a candidate with: {MORE_TRAFFIC}",
-    )
-    return judge("too little traffic to compare with", [fact])
-
-
 def not_acknowledged() -> Judgement:
     """The router did not confirm the new weights."""
-    return _open("the router did not take the new weights", "router", "no acknowledgement of the new weights")
-
-
-def does_not_answer(step: StepState, candidate_waits: int, stable_waits: int) -> Judgement | None:
-    """The judgement if the split looks wrong only because requests hang at the candidate; None otherwise.
-
-    A request is logged when it ends, or some time after it began, so one that hangs looks like one that the router
-    never sent. More requests than are missing may be waiting: the log lags behind the router.
-
-    Args:
-        step: The step, of which the split contradicts the intended one.
-        candidate_waits: Requests in flight at the candidate.
-        stable_waits: The same at stable.
-    """
-    split = step.split
-    if split.measured is None or split.measured >= split.intended:
-        return None
-    sent = SplitTest(intended=split.intended).observe(
-        candidate_requests=split.candidate + candidate_waits,
-        stable_requests=split.total - split.candidate + stable_waits,
-    )
-    sent_too_few = sent.rejects(_EXPLAINED_ALPHA) and (sent.measured or 0.0) < split.intended
-    if not candidate_waits or sent_too_few:
-        return None
-    waiting = f"{candidate_waits} requests are waiting at the candidate, {stable_waits} at stable"
-    detail = f"{waiting}, so the router did send the intended share"
-    summary, name = f"the candidate does not answer at {step.percent}", "candidate's requests in flight"
-    return _refused(summary, name, detail, measured=float(candidate_waits))
-
-
-def fails_in_a_row(percent: str, fact: Evidence) -> Judgement:
-    """The candidate fails request after request, and stable, which had failed, answers again."""
-    return judge(f"the candidate fails request after request at {percent}, and stable answers again", [fact])
+    return stated(Verdict.INCONCLUSIVE, "the router did not take the new weights", "router")
 
 
 def all_ended(percent: float) -> Judgement:
     """All servers of the place had ended, as after a power cut: that says nothing about the candidate."""
     words = f"stable's server and the candidate's had both ended at {percent:g} %"
-    return _open(words, "servers of the place", f"{words}: the host was restarted, or ended them", percent)
-
-
-def server_ended(percent: float) -> Judgement:
-    """The candidate's process is gone."""
-    summary = f"the candidate's server ended at {percent:g} %"
-    return _refused(summary, "candidate's process", "the candidate's server ended")
+    detail = f"{words}: the host was restarted, or ended them"
+    return stated(Verdict.INCONCLUSIVE, words, "servers of the place", detail, measured=percent)
 
 
 def with_death(judgement: Judgement, death: str) -> Judgement:
@@ -305,110 +237,13 @@ def with_death(judgement: Judgement, death: str) -> Judgement:
     return judgement.model_copy(update={"summary": words, "evidence": (*judgement.evidence, fact)})
 
 
-def another_model(percent: str, differs: str) -> Judgement:
-    """The server in the candidate's slot does not serve this release."""
-    summary = f"the candidate's server does not serve this release at {percent}: {differs}"
-    return _refused(summary, "candidate's golden answers", differs)
-
-
-def source_down(reason: str) -> Judgement:
-    """The source of metrics is down, so nothing can be concluded."""
-    return _open("paused: the source of metrics is down", "source of metrics", reason)
-
-
-def approval_asked(percent: float, command: str) -> Judgement:
-    """A step that begins only after a person approved it."""
-    detail = f"step {percent:g} % needs a person's approval: {command}"
-    return _open(f"step {percent:g} % waits for an approval", "approval", detail)
-
-
-def denied(percent: float, by: str) -> Judgement:
-    """A person said no."""
-    return _refused(f"{by} denied step {percent:g} %", "approval", f"denied by {by}", measured=percent)
-
-
 def nobody_answered(percent: float, seconds: float) -> Judgement:
     """Nobody answered a canary's question before its deadline."""
-    detail = f"nobody answered within {seconds:.0f} s"
-    return _open(f"waited at {percent:g} % and {detail}", "approval", detail, percent)
-
-
-def nobody_resumed(by: str, percent: float, seconds: float) -> Judgement:
-    """A person paused the canary and nobody resumed it before the deadline."""
-    detail = f"nobody resumed it within {seconds:.0f} s"
-    return _open(f"{by} paused the canary at {percent:g} %, and {detail}", "pause", detail, percent)
-
-
-def accepted(percent: float, by: str, requests: int) -> Judgement:
-    """A person let a step pass that the tests had not passed."""
-    summary = f"{by} let step {percent:g} % pass"
-    return _passed(summary, "a person's decision", f"accepted by {by}", percent, max(1, requests))
-
-
-def undecided_and_clean(step: StepState) -> Judgement | None:
-    """The judgement that advances an undecided step if the policy allows it; None if any evidence is against it.
-
-    The candidate must have answered requests, and its error rate must not exceed stable's. A failing stable is no
-    excuse, and a candidate whose data has stopped arriving is not clean.
-    """
-    mine, theirs = step.candidate, step.stable
-    if (
-        not mine.requests
-        or step.missed > MOST_MISSED
-        or stable_is_bad(step)
-        or mine.failed * max(1, theirs.requests) > theirs.failed * mine.requests
-    ):
-        return None
-    detail = f"candidate {mine.failed}/{mine.requests}, stable {theirs.failed}/{theirs.requests}"
-    summary = f"undecided at {step.percent}, with no evidence against the candidate: the policy advances"
-    return _passed(summary, "errors beyond stable's", detail, mine.failed / mine.requests, mine.requests)
-
-
-def superseded(by_release: str) -> Judgement:
-    """A newer release takes over the target."""
-    words = f"superseded by release {by_release}"
-    return _open(words, "canary", words)
-
-
-def unwatched(why: str, percent: float) -> Judgement:
-    """The judgement of a canary that the guard found without a controller."""
-    return _open(f"rolled back by the guard at {percent:g} %: {why}", "controller", why, percent)
+    words = f"waited at {percent:g} % and nobody answered within {seconds:.0f} s"
+    return stated(Verdict.INCONCLUSIVE, words, "approval", measured=percent)
 
 
 def taken_back(phase: str, percent: float, by: str) -> Judgement:
     """The judgement of a canary that somebody rolled back before it ended; never GO."""
     detail = f"rolled back while {phase} at {percent:g} %: the candidate's judgement was not finished"
-    return _open(f"rolled back at {percent:g} % by {by}", "canary", detail, percent)
-
-
-def changed_from_outside(found: RouteState, known: Sequence[RouteState]) -> Judgement | None:
-    """The judgement if another process changed the router; None if the router is in a known state.
-
-    Args:
-        found: What the router does.
-        known: What it was told, most likely first.
-    """
-    if any(found.same_traffic(state) for state in known):
-        return None
-    detail = f"found {_weights(found)}, last told {_weights(known[0])}: somebody else changed the router"
-    return _open("paused: the router was changed from outside", "router's weights", detail)
-
-
-def _passed(summary: str, name: str, detail: str, measured: float, samples: int) -> Judgement:
-    fact = Evidence(name=name, verdict=Verdict.GO, measured=float(measured), samples=samples, detail=detail)
-    return judge(summary, [fact])
-
-
-def _refused(summary: str, name: str, detail: str, *, measured: float = 0.0, samples: int = 1) -> Judgement:
-    fact = Evidence(name=name, verdict=Verdict.NO_GO, measured=measured, samples=samples, detail=detail)
-    return judge(summary, [fact])
-
-
-def _open(summary: str, name: str, detail: str, measured: float | None = None) -> Judgement:
-    """Nothing was measured that could decide."""
-    fact = Evidence(name=name, verdict=Verdict.INCONCLUSIVE, measured=measured, samples=0, detail=detail)
-    return judge(summary, [fact])
-
-
-def _weights(state: RouteState) -> str:
-    return ", ".join(f"{slot} {weight / 100:g} %" for slot, weight in sorted(state.weights.items()))
+    return stated(Verdict.INCONCLUSIVE, f"rolled back at {percent:g} % by {by}", "canary", detail, measured=percent)

@@ -40,10 +40,6 @@ class SourceDown(Transient):
     """The source does not answer, or has no data, or only old data."""
 
 
-class SourceContradicts(SourceDown):
-    """The source's counts contradict the router's: some requests have a wrong arm, or none."""
-
-
 class Histogram(Frozen):
     """Requests by latency.
 
@@ -88,43 +84,29 @@ class ArmWindow(Frozen):
     end_to_end: Histogram | None = None
 
 
-class MetricsCursor(Frozen):
-    """How far a source has been read; stored with the canary.
-
-    Attributes:
-        began: When counting began, seconds since 1970.
-        until: Everything before this is counted; in the future until the source can separate old requests from new.
-        counters: What the source itself has to remember.
-    """
-
-    began: float
-    until: float
-    counters: dict[str, int] = Field(default={})
-
-
-class MetricsWindow(Frozen):
-    """Both arms since a cursor, and the new cursor; no arms while there is nothing new."""
-
-    arms: dict[SlotName, ArmWindow]
-    cursor: MetricsCursor
+MetricsWindow = tuple[dict[SlotName, ArmWindow], float]
+"""Both arms since a moment, and until when they are counted now; no arms while there is nothing new."""
 
 
 class ArmMetrics(Protocol):
     """The interface of every source."""
 
-    def begin(self, seconds_ago: float = 0.0) -> MetricsCursor:
+    def begin(self, seconds_ago: float = 0.0) -> float:
         """Start to count now, or so long ago if the source can look back: call it when a new split is in force.
+
+        Returns:
+            Everything before this is counted, in seconds since 1970; in the future until the source can separate old
+            requests from new.
 
         Raises:
             SourceDown: It cannot be read.
         """
 
-    def window(self, since: MetricsCursor) -> MetricsWindow:
-        """Both arms since the cursor.
+    def window(self, since: float) -> MetricsWindow:
+        """Both arms since then.
 
         Raises:
-            SourceDown: It does not answer, is empty or stale.
-            SourceContradicts: Its arms are not the router's.
+            SourceDown: It does not answer, is empty or stale, or its arms are not the router's.
             ConfigError: It refuses what it is asked.
         """
 

@@ -23,19 +23,13 @@ from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.canary.access_log import LogCursor
 from llm_pipeline.canary.analysis import AnalysisState, Look
-from llm_pipeline.canary.metrics import Hanging, MetricsCursor
+from llm_pipeline.canary.metrics import Hanging
 from llm_pipeline.canary.router import Patience, RouteState, SlotName, other_slot
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.documents import understood
 from llm_pipeline.store.lease import lease_of
-from llm_pipeline.store.place_state import (
-    PauseRequest,
-    PlaceState,
-    Pointer,
-    Question,
-    read_place,
-)
+from llm_pipeline.store.place_state import PauseRequest, PlaceState, Pointer, Question, read_place
 
 _POLL_SECONDS = 0.1
 MOST_EVENTS = 200
@@ -56,7 +50,6 @@ class EventKind(StrEnum):
     APPROVAL_ASKED = "approval asked"
     APPROVED = "approved"
     DENIED = "denied"
-    VERDICT = "verdict"
     PROMOTED = "promoted"
     ROLLING_BACK = "rolling back"
     ROLLED_BACK = "rolled back"
@@ -166,7 +159,7 @@ class CanaryRecord(Frozen):
         policy: Of the run that drove it last; the guard goes by it, too.
         cursor: How far the access log is analysed; written together with the analysis, so nothing counts twice.
         in_flight: Requests of the step that had not ended there; written with it.
-        metrics_cursor: How far a source of counts was read, where there is no log; None when a step has just begun.
+        metrics_cursor: Until when a source of counts was read, where there is no log; None when a step has just begun.
         intended: What the router is about to be told; recorded before it is told.
         applied: What the router confirmed last.
         judgement: Of the latest look at the step in force, or the final one.
@@ -199,7 +192,7 @@ class CanaryRecord(Frozen):
     policy: CanaryPolicy = CanaryPolicy()
     cursor: LogCursor = LogCursor()
     in_flight: dict[str, Hanging] = Field(default_factory=dict)
-    metrics_cursor: MetricsCursor | None = None
+    metrics_cursor: float | None = None
     intended: RouteState | None = None
     applied: RouteState | None = None
     analysis: AnalysisState | None = None

@@ -77,6 +77,11 @@ class RouteState(Frozen):
         """Whether both split traffic the same way, whoever wrote them, and whatever the standby."""
         return self._traffic() == other._traffic()
 
+    @property
+    def shares(self) -> str:
+        """For people, e.g. `blue 75 %, green 25 %`."""
+        return ", ".join(f"{slot} {weight / 100:g} %" for slot, weight in sorted(self.weights.items()))
+
     def _traffic(self) -> tuple[object, ...]:
         weights = {slot: weight for slot, weight in self.weights.items() if weight}
         return weights, self.candidate
@@ -303,8 +308,7 @@ def remote(config: type[RouterModel], router: Callable[[Any], TrafficRouter]) ->
 
     def probe(place: Any) -> str:
         state, _ = router(place).read()
-        shares = ", ".join(f"{slot} {weight / 100:g} %" for slot, weight in sorted(state.weights.items()))
-        return f"{place.kind} answers: {shares}"
+        return f"{place.kind} answers: {state.shares}"
 
     return RouterAdapter(config, lambda place, *_, **__: router(place), lambda place, *_: router(place), probe=probe)
 

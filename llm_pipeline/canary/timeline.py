@@ -1,4 +1,4 @@
-"""What a canary leaves for people: its step in numbers, and its timeline as an artifact."""
+"""What a canary leaves for people: its timeline and its evidence over time, as an artifact."""
 
 from __future__ import annotations
 
@@ -11,98 +11,12 @@ from pydantic import ValidationError
 from llm_pipeline.base.errors import IntegrityError, unless_io
 from llm_pipeline.base.json_document import load_record
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.access_log import AccessLog, ObservedRequest
-from llm_pipeline.canary.analysis import Look, StepState, regressed_at
-from llm_pipeline.canary.evidence import SPLIT_ALPHA, beyond_in_words, metric_compared, split_ratio
+from llm_pipeline.canary.analysis import Look, regressed_at
+from llm_pipeline.canary.evidence import SPLIT_ALPHA
 from llm_pipeline.canary.metrics import quantile
 from llm_pipeline.canary.record import CanaryEvent, CanaryRecord, EventKind
 from llm_pipeline.canary.router import SlotName
-
-
-class MetricSummary(Frozen):
-    """One metric over the whole canary, at the end of a step.
-
-    Attributes:
-        name: The metric, with the limit of the strongest evidence: `slow first token beyond 50 ms (p90)`.
-        candidate_events: How many of its requests were events there.
-        candidate_requests: Those that the metric could judge.
-        e_value: That the candidate is worse than tolerated; the largest so far.
-        regressed_at: The e-value from which it is.
-    """
-
-    name: str
-    verdict: Verdict
-    candidate_events: int
-    candidate_requests: int
-    stable_events: int
-    stable_requests: int
-    e_value: float
-    regressed_at: float
-
-
-class StepSummary(Frozen):
-    """A step as it was judged last.
-
-    Attributes:
-        percent: The candidate's intended share.
-        verdict: The judgement's; None before the first look.
-        summary: Its sentence.
-        watched_seconds: How long it was watched.
-        measured_percent: The candidate's share of the step's requests; None without traffic.
-        split_e_value: That the router splits the traffic wrongly; the largest of the step.
-        split_wrong_at: The e-value from which it does.
-        left_out: What was not compared, and why.
-    """
-
-    percent: float
-    verdict: Verdict | None
-    summary: str
-    watched_seconds: float
-    candidate_requests: int
-    stable_requests: int
-    measured_percent: float | None
-    split_verdict: Verdict
-    split_e_value: float
-    split_wrong_at: float
-    metrics: tuple[MetricSummary, ...]
-    left_out: tuple[str, ...] = ()
-
-
-def summarise_step(record: CanaryRecord) -> StepSummary | None:
-    """The step in force of a canary; None before the first."""
-    state = record.analysis
-    if state is None or state.step is None:
-        return None
-    split, metrics = state.step.split, []
-    for metric in state.metrics:
-        at, mine, theirs = metric.telling, metric.total.candidate, metric.total.stable
-        metrics.append(
-            MetricSummary(
-                name=metric.name + beyond_in_words(metric, state.thresholds, at),
-                verdict=metric_compared(metric, state, record.policy).verdict,
-                candidate_events=mine.events[at],
-                candidate_requests=mine.requests,
-                stable_events=theirs.events[at],
-                stable_requests=theirs.requests,
-                e_value=metric.largest,
-                regressed_at=regressed_at(record.policy),
-            )
-        )
-    return StepSummary(
-        percent=record.step_percent,
-        verdict=record.judgement.verdict if record.judgement else None,
-        summary=record.judgement.summary if record.judgement else "",
-        watched_seconds=record.watched_seconds,
-        candidate_requests=split.candidate,
-        stable_requests=split.total - split.candidate,
-        measured_percent=None if split.measured is None else 100.0 * split.measured,
-        split_verdict=split_ratio(state.step).verdict,
-        split_e_value=split.largest,
-        split_wrong_at=1.0 / SPLIT_ALPHA,
-        metrics=tuple(metrics),
-        left_out=tuple(state.thresholds.left_out),
-    )
 
 
 class ArmPoint(Frozen):
@@ -134,39 +48,14 @@ def arm_point(requests: Sequence[ObservedRequest]) -> ArmPoint:
     )
 
 
-def arms_since(requests: Iterable[ObservedRequest], slot: SlotName, since: float) -> tuple[ArmPoint, ArmPoint]:
-    """The candidate's and stable's answers, of requests that started at or after `since`."""
-    current = [request for request in requests if request.started_at >= since]
-    mine = [request for request in current if request.arm == slot]
-    return arm_point(mine), arm_point([request for request in current if request.arm != slot])
-
-
-def step_in_numbers(step: StepState, arms: tuple[ArmPoint, ArmPoint]) -> str:
-    """`128 candidate and 371 stable requests, failures 0 and 0, p95 first byte 24 and 22 ms`.
-
-    Without streamed answers it gives the time to the last byte; at 100 % there is no stable arm to name.
-    """
-    candidate, stable = step.candidate, step.stable
-    streamed = any(arm.first_token_p95 is not None for arm in arms)
-    what = "first byte" if streamed else "last byte"
-    p95 = [arm.first_token_p95 if streamed else arm.end_to_end_p95 for arm in arms]
-    mine, theirs = ("-" if value is None else f"{value:.0f}" for value in p95)
-    if step.share == 1.0 and not stable.requests:
-        return f"{candidate.requests} candidate requests, failures {candidate.failed}, p95 {what} {mine} ms"
-    return (
-        f"{candidate.requests} candidate and {stable.requests} stable requests, "
-        f"failures {candidate.failed} and {stable.failed}, p95 {what} {mine} and {theirs} ms"
-    )
-
-
 TIMELINE_FILE = "timeline.jsonl"
 SUMMARY_FILE = "canary.json"
 
 MOST_BYTES = 32 * 1024 * 1024
 """Of the access log in one timeline, about 45,000 lines: the work at a step's end does not grow with the canary."""
 
-MOST_INTERVALS = 7200
-"""Of one second each for two hours; those of a longer canary are longer."""
+MOST_INTERVALS = 240
+"""A plot shows no more: those of a canary that takes longer than so many seconds are longer than one."""
 
 
 class TimelinePoint(Frozen):
@@ -174,7 +63,6 @@ class TimelinePoint(Frozen):
 
     Attributes:
         at_seconds: Start of the interval, seconds since the canary began.
-        length_seconds: Its length; timelines of before this field do not say theirs.
         intended_share: Share of traffic that the candidate should have had at the interval's end.
     """
 
@@ -251,7 +139,6 @@ class CanarySummary(Frozen):
         began_at: Seconds since 1970.
         events: What happened in this attempt, oldest first.
         evidence: The e-values over time; None before the first look.
-        step: The step in force; None before the first.
     """
 
     release_id: str
@@ -259,7 +146,6 @@ class CanarySummary(Frozen):
     began_at: float
     events: tuple[CanaryEvent, ...] = ()
     evidence: EvidenceSeries | None = None
-    step: StepSummary | None = None
 
 
 def write_timeline(directory: Path, record: CanaryRecord, access_log: AccessLog | None) -> list[TimelinePoint]:
@@ -287,7 +173,6 @@ def write_timeline(directory: Path, record: CanaryRecord, access_log: AccessLog 
         began_at=record.began_at,
         events=tuple(events),
         evidence=evidence,
-        step=summarise_step(record),
     )
     directory.mkdir(parents=True, exist_ok=True)
     (directory / SUMMARY_FILE).write_text(summary.model_dump_json(indent=1) + "\n")
@@ -302,21 +187,12 @@ def read_timeline(directory: Path) -> tuple[CanarySummary, list[TimelinePoint]]:
     Raises:
         IntegrityError: A file is missing or damaged.
     """
-    summary = read_summary(directory)
+    summary = load_record(CanarySummary, directory / SUMMARY_FILE, "not a canary's summary")
     try:
         with (directory / TIMELINE_FILE).open() as stream:
             return summary, [TimelinePoint.model_validate_json(line) for line in stream]
     except (OSError, ValidationError) as error:
         raise unless_io(error, IntegrityError(f"not a canary timeline: {error}", where=str(directory))) from error
-
-
-def read_summary(directory: Path) -> CanarySummary:
-    """Read the summary alone.
-
-    Raises:
-        IntegrityError: It is missing or damaged.
-    """
-    return load_record(CanarySummary, directory / SUMMARY_FILE, "not a canary's summary")
 
 
 def _share_after(event: CanaryEvent, record: CanaryRecord) -> float | None:

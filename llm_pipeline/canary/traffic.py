@@ -8,8 +8,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from llm_pipeline.base.errors import Transient
-from llm_pipeline.base.logging import get_logger
 from llm_pipeline.canary.access_log import AccessLog, LogCursor, ObservedRequest
 from llm_pipeline.canary.metrics import (
     ArmMetrics,
@@ -22,10 +20,7 @@ from llm_pipeline.canary.metrics import (
     window_from_counts,
 )
 from llm_pipeline.canary.record import CanaryRecord
-from llm_pipeline.canary.timeline import ArmPoint, arms_since
 from llm_pipeline.config.policy import CanaryPolicy
-
-log = get_logger(__name__)
 
 BASELINE_SECONDS = 120.0
 """Counts of stable over this long before the first step fix what "slow" means."""
@@ -94,15 +89,6 @@ class LoggedTraffic:
         read = record.model_copy(update={"cursor": cursor, "in_flight": seen.in_flight})
         return seen.model_copy(update={"behind": self._log.behind}), read
 
-    def step_arms(self, record: CanaryRecord) -> tuple[ArmPoint, ArmPoint]:
-        """Both versions over the step; bounded, because a rollback must not wait for a long log."""
-        try:
-            requests = self._log.recent(record.step_began_at)
-        except Transient as error:
-            log.warning("the decision is logged without request statistics", reason=str(error))
-            requests = []
-        return arms_since(requests, record.candidate, record.step_began_at)
-
 
 class CountedTraffic:
     """Counts of both arms, from a metric source."""
@@ -117,7 +103,7 @@ class CountedTraffic:
     def baseline(self, record: CanaryRecord, policy: CanaryPolicy) -> Baseline:
         """Stable's requests, counted from one moment on until there are enough."""
         since = record.metrics_cursor or self._source.begin(BASELINE_SECONDS)
-        arms = self._source.window(since).arms
+        arms, _ = self._source.window(since)
         stable = arms.get(record.stable, ArmWindow()) if record.stable else ArmWindow()
         counted = record.model_copy(update={"metrics_cursor": since})
         return Baseline(thresholds_from_counts(stable, policy), stable.requests, counted)
@@ -128,13 +114,9 @@ class CountedTraffic:
 
     def look(self, record: CanaryRecord, thresholds: Thresholds) -> tuple[Window, CanaryRecord]:
         """The same; raises Transient where the source is down, so nothing may be concluded."""
-        found = self._source.window(record.metrics_cursor or self._source.begin())
-        seen = window_from_counts(found.arms, record.candidate, thresholds)
-        return seen, record.model_copy(update={"metrics_cursor": found.cursor})
-
-    def step_arms(self, record: CanaryRecord) -> tuple[ArmPoint, ArmPoint]:
-        """Empty: counts do not show single requests."""
-        return arms_since([], record.candidate, record.step_began_at)
+        arms, cursor = self._source.window(record.metrics_cursor or self._source.begin())
+        seen = window_from_counts(arms, record.candidate, thresholds)
+        return seen, record.model_copy(update={"metrics_cursor": cursor})
 
 
 Traffic = LoggedTraffic | CountedTraffic

@@ -181,10 +181,9 @@ class CanaryPolicy(ConfigModel):
         replay_requests_per_second: If users send less than this, prompts of the workload are sent to the users' port as
             further traffic to judge by (the verdict says how many they were); 0 sends none. For routers of kind
             `envoy`.
-        on_undecided: What follows an undecided step: `pause` keeps the weights and asks a person, `advance` continues
-            if the candidate answered requests of the step and failed no larger share of them than stable (and
-            otherwise pauses), `roll_back` ends the canary. Silence never advances: if stable gets no requests before
-            the first step, the canary ends; set `replay_requests_per_second` for such places.
+        on_undecided: What follows an undecided step: `pause` keeps the weights and asks a person, `roll_back` ends the
+            canary. If stable gets no requests before the first step, the canary ends; set `replay_requests_per_second`
+            for such places.
         approve_before_percent: Steps that begin only after a person approved each of them.
         pause_deadline_seconds: A canary that waits longer than this for a person is rolled back, whatever its share: it
             holds a slot and blocks other releases, and its users are not watched.
@@ -207,7 +206,7 @@ class CanaryPolicy(ConfigModel):
     consecutive_failures: Small = 5
     look_seconds: PositiveSeconds = 1.0
     replay_requests_per_second: Annotated[float, Field(ge=0.0, le=1_000.0)] = 0.0
-    on_undecided: Literal["pause", "advance", "roll_back"] = "pause"
+    on_undecided: Literal["pause", "roll_back"] = "pause"
     approve_before_percent: Annotated[tuple[Percent, ...], Field(max_length=100)] = ()
     pause_deadline_seconds: PositiveSeconds = 14_400.0
     unwatched_seconds: PositiveSeconds = 300.0

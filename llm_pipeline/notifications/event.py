@@ -77,7 +77,6 @@ _CANARY: Mapping[EventKind, Severity] = {
     EventKind.PAUSED_BY_PERSON: "warning",
     EventKind.APPROVAL_ASKED: "warning",
     EventKind.DENIED: "warning",
-    EventKind.VERDICT: "warning",
     EventKind.ROLLING_BACK: "critical",
     EventKind.ROLLED_BACK: "critical",
     EventKind.REVIVED: "warning",

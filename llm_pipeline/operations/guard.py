@@ -21,6 +21,7 @@ from typing import Literal
 
 from llm_pipeline.base.errors import Unsupported, as_pipeline_error, is_unexpected
 from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary import evidence
 from llm_pipeline.canary.moving import end_canary
 from llm_pipeline.canary.people import runs_of
@@ -38,7 +39,6 @@ from llm_pipeline.store.place_state import StepApproval, read_place
 log = get_logger(__name__)
 
 GUARD = "guard"
-RECENT_SECONDS = 120.0
 _POLL_SECONDS = 0.5
 
 
@@ -160,7 +160,8 @@ class Guard:
                 if journal.load() != record:
                     return []  # somebody adopted it at this very moment
                 log.warning("rolling back an unwatched canary", release=record.release_id, why=why)
-                reason = evidence.unwatched(why, record.share_percent)
+                words = f"rolled back by the guard at {record.share_percent:g} %: {why}"
+                reason = evidence.stated(Verdict.INCONCLUSIVE, words, "controller")
                 end_canary(journal, self.place, lease=held, by=GUARD, reason=reason)
         except (Conflict, LeaseHeld, LeaseLost):
             return []
@@ -172,15 +173,6 @@ class Guard:
             return must, why
         if not self.place.slots.alive(record.candidate):
             return True, f"the candidate's server ended while it was {record.phase}"
-        recent = []
-        if self.place.router is not None:
-            with contextlib.suppress(Unsupported):  # a router without a log of requests
-                since = max(record.step_began_at, now - RECENT_SECONDS)
-                recent = access_log_of(self.place.router).recent(since)
-        mine = sorted((one for one in recent if one.arm == record.candidate), key=lambda one: one.started_at)
-        last = mine[-record.policy.consecutive_failures :]
-        if len(last) == record.policy.consecutive_failures and all(one.fault for one in last):
-            return True, f"the candidate fails request after request while it is {record.phase}"
         return must, why
 
     def _approval(self, record: CanaryRecord) -> StepApproval | None:

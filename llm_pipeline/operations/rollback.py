@@ -47,22 +47,10 @@ from llm_pipeline.canary.record import (
     lease_name,
     take_over,
 )
-from llm_pipeline.canary.router import (
-    RouterUnavailable,
-    all_to,
-    name_release,
-    other_slot,
-)
+from llm_pipeline.canary.router import RouterUnavailable, all_to, name_release, other_slot
 from llm_pipeline.canary.slots import ServedPlace
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.operations.served_place import (
-    despite_others,
-    is_recent,
-    last_heard,
-    left_for,
-    newest,
-    on_trial,
-)
+from llm_pipeline.operations.served_place import despite_others, is_recent, last_heard, left_for, newest, on_trial
 from llm_pipeline.release.trusted_pointers import require_served
 from llm_pipeline.store.lease import Lease, LeaseHeld
 from llm_pipeline.store.place_state import PlaceState, Pointer, WayBack, edit_place, read_place, refuse_stranger

@@ -13,32 +13,13 @@ from typing import TypeVar
 from llm_pipeline.base.errors import ConfigError, Fenced, PipelineError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.quantities import duration
-from llm_pipeline.canary.record import (
-    LEASE_SECONDS,
-    CanaryRecord,
-    Phase,
-    latest_canary,
-    lease_name,
-    read_canary_record,
-)
-from llm_pipeline.canary.router import (
-    Patience,
-    SlotName,
-    TrafficRouter,
-    all_to,
-    open_router,
-    router_as_it_is,
-)
+from llm_pipeline.canary.record import LEASE_SECONDS, CanaryRecord, Phase, latest_canary, lease_name, read_canary_record
+from llm_pipeline.canary.router import Patience, SlotName, TrafficRouter, all_to, open_router, router_as_it_is
 from llm_pipeline.canary.slots import ServedPlace, slot_servers, slots_of
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
-from llm_pipeline.store.place_state import (
-    PlaceState,
-    Pointer,
-    edit_place,
-    read_place,
-)
+from llm_pipeline.store.place_state import PlaceState, Pointer, edit_place, read_place
 from llm_pipeline.store.references import model_of_release
 
 log = get_logger(__name__)

@@ -6,8 +6,7 @@ what could not be read is named in the report's gaps.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,8 +16,7 @@ from pydantic import BaseModel
 
 from llm_pipeline.accuracy.evaluation import EvaluationSummary, read_summary
 from llm_pipeline.base.errors import PipelineError
-from llm_pipeline.canary.timeline import ArmPoint, TimelinePoint, read_timeline
-from llm_pipeline.canary.timeline import read_summary as read_step_summary
+from llm_pipeline.canary.timeline import read_timeline
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.loadtest.outcome import deciding_windows, read_outcome
 from llm_pipeline.loadtest.records import COLUMNS, Records, read_records
@@ -58,60 +56,20 @@ MOST_SAMPLES = 240
 """Points of a curve, and intervals of a canary: a plot shows no more."""
 
 
-def read_canary(directories: Sequence[Path], target: str) -> CanaryStudy:
-    """The canary of one target: each step's artifact holds the canary so far, and that step's own summary.
-
-    Args:
-        directories: Of the steps' artifacts, the latest last.
-        target: The target's name.
+def read_canary(directory: Path, target: str) -> CanaryStudy:
+    """The canary of one target, from its latest step's artifact, which holds the canary so far.
 
     Raises:
         IntegrityError: A timeline is missing or damaged.
     """
-    summary, points = read_timeline(directories[-1])
-    summaries = [*map(read_step_summary, directories[:-1]), summary]
-    steps = {one.step.percent: one.step for one in summaries if one.step and one.began_at == summary.began_at}
+    summary, points = read_timeline(directory)
     return CanaryStudy(
         target=target,
         began_at=summary.began_at,
-        samples=tuple(_thinned(points)),
+        samples=tuple(points),
         evidence=summary.evidence,
         events=summary.events,
-        steps=tuple(steps[percent] for percent in sorted(steps)),
     )
-
-
-def _thinned(points: Sequence[TimelinePoint]) -> Iterator[TimelinePoint]:
-    """At most `MOST_SAMPLES` intervals: counts add up, latencies are averaged by requests."""
-    step = max(1, math.ceil(len(points) / MOST_SAMPLES))
-    length = points[1].at_seconds - points[0].at_seconds if len(points) > 1 else 1.0
-    for first in range(0, len(points), step):
-        group = points[first : first + step]
-        yield TimelinePoint(
-            at_seconds=group[0].at_seconds,
-            length_seconds=len(group) * length,
-            intended_share=group[-1].intended_share,
-            stable=_arm([point.stable for point in group]),
-            candidate=_arm([point.candidate for point in group]),
-        )
-
-
-def _arm(points: Sequence[ArmPoint]) -> ArmPoint:
-    return ArmPoint(
-        requests=sum(point.requests for point in points),
-        errors=sum(point.errors for point in points),
-        lost=sum(point.lost for point in points),
-        first_token_p50=_average((point.first_token_p50, point.requests) for point in points),
-        first_token_p95=_average((point.first_token_p95, point.requests) for point in points),
-        end_to_end_p50=_average((point.end_to_end_p50, point.requests) for point in points),
-        end_to_end_p95=_average((point.end_to_end_p95, point.requests) for point in points),
-    )
-
-
-def _average(weighted: Iterable[tuple[float | None, int]]) -> float | None:
-    known = [(value, weight) for value, weight in weighted if value is not None and weight]
-    total = sum(weight for _, weight in known)
-    return sum(value * weight for value, weight in known) / total if total else None
 
 
 def read_load(directory: Path, target: str, policy: LoadTestPolicy) -> LoadStudy:
@@ -314,11 +272,8 @@ class _Collector:
 
     def _canary(self, target: str) -> CanaryStudy | None:
         steps = [r for r in _by_start(self._results) if r.stage == "canary" and r.subject.split(":")[0] == target]
-        found = [self._directory("canary", step.subject, "canary") for step in steps]
-        if not found or found[-1] is None:
-            return None
-        directories = [directory for directory in found if directory is not None]
-        return self._try(f"canary on {target}", lambda: read_canary(directories, target))
+        directory = self._directory("canary", steps[-1].subject, "canary") if steps else None
+        return None if directory is None else self._try(f"canary on {target}", lambda: read_canary(directory, target))
 
 
 def _by_start(results: Results) -> list[StageResult]:

@@ -13,7 +13,7 @@ from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.loadtest.findings import findings, rates_in_words
 from llm_pipeline.release.evidence_text import bounds_in_words
 from llm_pipeline.reporting.accuracy_plot import pareto_points, plot_accuracy, plot_pareto
-from llm_pipeline.reporting.canary_plot import e_value, plot_canary, plot_evidence
+from llm_pipeline.reporting.canary_plot import plot_canary, plot_evidence
 from llm_pipeline.reporting.figure import Plot
 from llm_pipeline.reporting.headline import advice
 from llm_pipeline.reporting.load_plots import draw_load
@@ -42,8 +42,6 @@ def render_report(data: ReportData) -> str:
         bounds=bounds_in_words,
         slug=_slug,
         stage_label=stage_label,
-        share=_share,
-        e_value=e_value,
     )
     source = resources.files(__package__).joinpath(_TEMPLATE).read_text(encoding="utf-8")
     plots = {plot.name: plot for plot in draw_plots(data)}
@@ -89,13 +87,6 @@ def _measured(fact: Evidence) -> str:
 
 def _limit(fact: Evidence) -> str:
     return measure(fact.limit, fact.unit)
-
-
-def _share(events: int, total: int) -> str:
-    """`4 of 127 (3.1 %)`; a line may end before the bracket, not within it."""
-    if not total:
-        return "\N{EN DASH}"
-    return f"{events:,} of\N{NO-BREAK SPACE}{total:,} ({100 * events / total:.2g}\N{NO-BREAK SPACE}%)"
 
 
 def _slug(text: str) -> str:

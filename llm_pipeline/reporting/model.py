@@ -12,7 +12,7 @@ from llm_pipeline.base.errors import ErrorDocument
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict
 from llm_pipeline.canary.record import CanaryEvent, EventKind
-from llm_pipeline.canary.timeline import EvidenceSeries, StepSummary, TimelinePoint
+from llm_pipeline.canary.timeline import EvidenceSeries, TimelinePoint
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.inspection.release_summaries import Figure
 from llm_pipeline.loadtest.outcome import LoadTestOutcome, TokenCost
@@ -198,7 +198,6 @@ class CanaryStudy(Frozen):
         began_at: Seconds since 1970.
         evidence: Its e-values over time; None where none were kept.
         events: What happened, oldest first.
-        steps: What each step showed, the smallest share first.
     """
 
     target: str
@@ -206,7 +205,6 @@ class CanaryStudy(Frozen):
     samples: tuple[TimelinePoint, ...]
     evidence: EvidenceSeries | None = None
     events: tuple[CanaryEvent, ...] = ()
-    steps: tuple[StepSummary, ...] = ()
 
     @property
     def rollback(self) -> CanaryEvent | None:

@@ -125,8 +125,8 @@ def test_an_installed_router_and_source_are_used_by_their_kinds(tmp_path: Path) 
     assert router.converged(revision)
     assert router_as_it_is(served.router, {}, tmp_path).read() == (initial, revision)
     source = open_source(served.metrics, served.router, router)
-    window = source.window(source.begin())
-    assert (window.arms["blue"].requests, window.arms["green"].errors) == (7, 1)
+    arms, _ = source.window(source.begin())
+    assert (arms["blue"].requests, arms["green"].errors) == (7, 1)
     name_release(router, "blue", "r1")  # what it cannot do is left out
     with pytest.raises(Unsupported, match="no record of single requests"):
         access_log_of(router)

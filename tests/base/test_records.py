@@ -42,7 +42,7 @@ def test_a_file_that_holds_no_such_record_is_named(tmp_path: Path, content: byte
         (evaluation.read_summary, evaluation.SUMMARY_FILE),
         (data_sets.held_data_sets, data_sets.RECORD_FILE),
         (engine_description.EngineDescription.read, engine_description.ENGINE_FILE),
-        (timeline.read_summary, timeline.SUMMARY_FILE),
+        (timeline.read_timeline, timeline.SUMMARY_FILE),
         (outcome.read_outcome, outcome.OUTCOME_FILE),
     ],
 )

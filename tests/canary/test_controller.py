@@ -18,9 +18,7 @@ def test_a_good_candidate_takes_all_traffic_step_by_step_in_numbers_and_loses_no
     trial.policy |= {"steps_percent": (20.0, 50.0, 100.0)}
     first = trial.step(20)
     assert re.fullmatch(
-        r"no regression at 20 %: \d+ candidate and \d+ stable requests, failures 0 and 0, "
-        r"p95 first byte (\d+|-) and \d+ ms",
-        first.summary,
+        r"no regression at 20 %: \d+ candidate and \d+ stable requests, failures 0 and 0", first.summary
     )
     trial.reach(50, 100)
     assert trial.record.phase is Phase.PROMOTED

@@ -61,21 +61,6 @@ def test_where_stable_fails_and_does_not_start_a_person_decides(site) -> None:
     assert site.weights() == {"blue": 5_000, "green": 5_000}
 
 
-def test_an_undecided_step_advances_by_policy_where_nothing_speaks_against_the_candidate(site) -> None:
-    undecided(site, on_undecided="advance")
-    judgement = site.step(50)
-    assert judgement.verdict == "GO"
-    assert "the policy advances" in judgement.summary
-    assert "verdict" in site.kinds()
-
-
-def test_without_a_single_answer_of_the_candidate_nothing_advances(site) -> None:
-    undecided(site, on_undecided="advance")
-    site.requests_per_look = 0
-    assert site.step(50).verdict == "INCONCLUSIVE"
-    assert pause(site) is PauseReason.UNDECIDED
-
-
 def test_where_too_few_ask_the_verdict_says_what_to_do(site) -> None:
     undecided(site)
     judgement = site.step(50)

@@ -10,12 +10,7 @@ from router_contract import GATEWAY_PLACE, KubernetesSubject, gateway_subject, s
 
 from llm_pipeline.adapters.gateway_api.router import GatewayApiRouter
 from llm_pipeline.base.errors import ConfigError, Fenced, Unsupported
-from llm_pipeline.canary.router import (
-    RouterConflict,
-    RouterRejected,
-    RouterUnavailable,
-    all_to,
-)
+from llm_pipeline.canary.router import RouterConflict, RouterRejected, RouterUnavailable, all_to
 
 
 @pytest.fixture

@@ -7,14 +7,7 @@ from collections.abc import Iterator
 import pytest
 from custom_resources import CustomResources
 from gateway_controller import GatewayController
-from router_contract import (
-    NAMESPACE,
-    EnvoySubject,
-    Subject,
-    gateway_subject,
-    split,
-    until,
-)
+from router_contract import NAMESPACE, EnvoySubject, Subject, gateway_subject, split, until
 
 from llm_pipeline.base.errors import Fenced, Transient, Unsupported
 from llm_pipeline.canary.router import RouterConflict, RouterUnavailable, all_to

@@ -12,14 +12,7 @@ from place_here import serve
 
 from llm_pipeline.base.errors import ExitCode, Transient
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.canary.record import (
-    CanaryJournal,
-    CanaryRecord,
-    Pause,
-    PauseReason,
-    Phase,
-    lease_name,
-)
+from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Pause, PauseReason, Phase, lease_name
 from llm_pipeline.cli import main
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml

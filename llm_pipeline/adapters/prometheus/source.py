@@ -19,14 +19,7 @@ from http import HTTPStatus
 from llm_pipeline.adapters.prometheus.adapter import PrometheusSource
 from llm_pipeline.base.bounded_http import call
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.canary.metrics import (
-    ArmWindow,
-    Histogram,
-    MetricsCursor,
-    MetricsWindow,
-    SourceContradicts,
-    SourceDown,
-)
+from llm_pipeline.canary.metrics import ArmWindow, Histogram, MetricsWindow, SourceDown
 from llm_pipeline.canary.router import SlotName, TrafficRouter
 from llm_pipeline.config.router_place import RouterPlace
 
@@ -59,21 +52,20 @@ class PrometheusMetrics:
                 raise ConfigError(f"{source.token_variable} must hold a token, and is empty", where=source.url)
             self._headers["Authorization"] = f"Bearer {token}"
 
-    def begin(self, seconds_ago: float = 0.0) -> MetricsCursor:
+    def begin(self, seconds_ago: float = 0.0) -> float:
         """Counting begins with the next scrape; requests up to then belong to the time before."""
-        start = time.time() - seconds_ago + (0.0 if seconds_ago else self._source.scrape_seconds)
-        return MetricsCursor(began=start, until=start)
+        return time.time() - seconds_ago + (0.0 if seconds_ago else self._source.scrape_seconds)
 
-    def window(self, since: MetricsCursor) -> MetricsWindow:
+    def window(self, since: float) -> MetricsWindow:
         now = time.time()
-        if now < since.until + self._source.scrape_seconds:
-            return MetricsWindow(arms={}, cursor=since)
+        if now < since + self._source.scrape_seconds:
+            return {}, since
         self._refuse_stale(now)
         source = self._source
-        requests = self._by_slot(self._increases(source.requests, since.until, now))
-        errors = self._by_slot(self._increases(source.errors, since.until, now))
-        first_token = self._histograms(source.first_token, since.until, now)
-        end_to_end = self._histograms(source.end_to_end, since.until, now)
+        requests = self._by_slot(self._increases(source.requests, since, now))
+        errors = self._by_slot(self._increases(source.errors, since, now))
+        first_token = self._histograms(source.first_token, since, now)
+        end_to_end = self._histograms(source.end_to_end, since, now)
         arms = {
             slot: ArmWindow(
                 requests=sum(requests[slot].values()),
@@ -84,7 +76,7 @@ class PrometheusMetrics:
             )
             for slot in self._slots.values()
         }
-        return MetricsWindow(arms=arms, cursor=MetricsCursor(began=since.began, until=now))
+        return arms, now
 
     def count(self, selector: str) -> int:
         """How many series a selector has now.
@@ -128,7 +120,7 @@ class PrometheusMetrics:
             if label in self._slots:
                 found[self._slots[label]][series] = count
             elif count:
-                raise SourceContradicts(
+                raise SourceDown(
                     f'{count} requests are under {self._source.slot_label}="{label}", which is not a slot',
                     where=self._source.url,
                     hint="correct slots, or narrow the selectors",

@@ -23,7 +23,7 @@ from llm_pipeline.adapters.prometheus import source as prometheus
 from llm_pipeline.adapters.prometheus.adapter import ADAPTER, PrometheusSource
 from llm_pipeline.adapters.prometheus.source import PrometheusMetrics
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.canary.metrics import ArmWindow, MetricsCursor, SourceContradicts, SourceDown
+from llm_pipeline.canary.metrics import ArmWindow, SourceDown
 from llm_pipeline.canary.router import SlotName
 
 BINARY = os.environ.get("PROMETHEUS") or shutil.which("prometheus")
@@ -60,12 +60,12 @@ def windows(found: dict[SlotName, ArmWindow]) -> dict[str, tuple[int, int]]:
 AGO = 30.0
 
 
-def two_scrapes(double: PrometheusDouble, before: Counters, after: Counters) -> MetricsCursor:
+def two_scrapes(double: PrometheusDouble, before: Counters, after: Counters) -> float:
     """One scrape well before the window began, and one that is fresh."""
     now = time.time()
     double.scrape(now - AGO - 1, before)
     double.scrape(now - 0.01, after)  # queries name their time to the millisecond
-    return MetricsCursor(began=now - AGO, until=now - AGO)
+    return now - AGO
 
 
 def served(blue: tuple[int, int, int], green: tuple[int, int, int]) -> Counters:
@@ -77,9 +77,9 @@ def served(blue: tuple[int, int, int], green: tuple[int, int, int]) -> Counters:
 
 def test_a_window_is_the_growth_of_every_series(double):
     since = two_scrapes(double, served((100, 2, 50), (10, 0, 5)), served((400, 3, 250), (30, 4, 6)))
-    found = PrometheusMetrics(source(double.url)).window(since)
-    assert windows(found.arms) == {"blue": (301, 1), "green": (24, 4)}, "errors that begin with this window, too"
-    histogram = found.arms["green"].end_to_end
+    found, _ = PrometheusMetrics(source(double.url)).window(since)
+    assert windows(found) == {"blue": (301, 1), "green": (24, 4)}, "errors that begin with this window, too"
+    histogram = found["green"].end_to_end
     assert histogram.edges == (100.0, 500.0)
     assert (histogram.beyond(100.0), histogram.beyond(500.0), histogram.total) == (19, 0, 20)
     with pytest.raises(ConfigError, match="no bucket ends at 200 ms"):
@@ -95,26 +95,25 @@ def test_doctor_counts_the_series_of_requests(double):
 def test_windows_tile(double):
     since = two_scrapes(double, served((100, 0, 0), (10, 0, 0)), served((200, 0, 0), (20, 0, 0)))
     metrics = PrometheusMetrics(source(double.url))
-    first = metrics.window(since)
-    again = metrics.window(first.cursor)
-    assert (again.arms, again.cursor) == ({}, first.cursor), "nothing new can have been scraped yet"
+    _, until = metrics.window(since)
+    assert metrics.window(until) == ({}, until), "nothing new can have been scraped yet"
     time.sleep(1.1)
     double.scrape(time.time() - 0.01, served((203, 0, 0), (21, 0, 0)))
-    assert windows(metrics.window(first.cursor).arms) == {"blue": (3, 0), "green": (1, 0)}
+    assert windows(metrics.window(until)[0]) == {"blue": (3, 0), "green": (1, 0)}
 
 
 def test_a_restarted_server_has_counted_from_zero(double):
     since = two_scrapes(double, served((100, 0, 0), (50, 0, 0)), served((200, 0, 0), (7, 0, 0)))
-    assert windows(PrometheusMetrics(source(double.url)).window(since).arms)["green"] == (7, 0)
+    assert windows(PrometheusMetrics(source(double.url)).window(since)[0])["green"] == (7, 0)
 
 
 def test_old_requests_are_not_counted_for_a_new_split():
     cursor = PrometheusMetrics(source("http://127.0.0.1:9", scrape_seconds=2.0)).begin()
-    assert cursor.until == pytest.approx(time.time() + 2.0, abs=0.5), "until the next scrape they cannot be told apart"
+    assert cursor == pytest.approx(time.time() + 2.0, abs=0.5), "until the next scrape they cannot be told apart"
 
 
 def test_a_source_without_an_answer_is_down():
-    since = MetricsCursor(began=0.0, until=0.0)
+    since = 0.0
     with pytest.raises(SourceDown, match="does not answer"):
         PrometheusMetrics(source("http://127.0.0.1:9")).window(since)
 
@@ -130,7 +129,7 @@ def test_requests_under_another_name_contradict(double):
     after = served((9, 0, 0), (9, 0, 0))
     serve(after, "canary-7", 5)
     since = two_scrapes(double, served((1, 0, 0), (1, 0, 0)), after)
-    with pytest.raises(SourceContradicts, match='5 requests are under pod="canary-7"'):
+    with pytest.raises(SourceDown, match='5 requests are under pod="canary-7"'):
         PrometheusMetrics(source(double.url)).window(since)
 
 
@@ -145,7 +144,7 @@ def test_old_samples_are_stale(double):
     now = time.time()
     double.scrape(now - 9, served((9, 0, 0), (9, 0, 0)))
     with pytest.raises(SourceDown, match=r"newest sample of slot \w+ is \d+ s old"):
-        PrometheusMetrics(source(double.url)).window(MetricsCursor(began=now - 8, until=now - 8))
+        PrometheusMetrics(source(double.url)).window(now - 8)
 
 
 def test_the_token_is_sent_and_told_to_nobody(double, monkeypatch):
@@ -154,8 +153,8 @@ def test_the_token_is_sent_and_told_to_nobody(double, monkeypatch):
     with pytest.raises(ConfigError, match="PROMETHEUS_TOKEN must hold a token"):
         PrometheusMetrics(source(double.url, token_variable="PROMETHEUS_TOKEN"))
     monkeypatch.setenv("PROMETHEUS_TOKEN", "very-secret")
-    found = PrometheusMetrics(source(double.url, token_variable="PROMETHEUS_TOKEN")).window(since)
-    assert windows(found.arms) == {"blue": (8, 0), "green": (8, 0)}
+    found, _ = PrometheusMetrics(source(double.url, token_variable="PROMETHEUS_TOKEN")).window(since)
+    assert windows(found) == {"blue": (8, 0), "green": (8, 0)}
     monkeypatch.setenv("PROMETHEUS_TOKEN", "wrong-secret")
     with pytest.raises(SourceDown, match=r"answers 401.*check PROMETHEUS_TOKEN") as raised:
         PrometheusMetrics(source(double.url, token_variable="PROMETHEUS_TOKEN")).window(since)
@@ -198,7 +197,7 @@ def test_prometheus_itself_answers_the_same(real, double, monkeypatch):
     deadline = time.monotonic() + 60
     while True:
         try:
-            metrics.window(MetricsCursor(began=0.0, until=0.0))
+            metrics.window(0.0)
             break
         except SourceDown:
             assert time.monotonic() < deadline
@@ -207,9 +206,9 @@ def test_prometheus_itself_answers_the_same(real, double, monkeypatch):
     time.sleep(1.5)
     double.scrape(time.time(), served((400, 3, 250), (30, 4, 6)))
     time.sleep(1.7)
-    found = metrics.window(since)
-    assert windows(found.arms) == {"blue": (303, 3), "green": (24, 4)}
-    assert found.arms["green"].end_to_end.counts == (1, 20)
+    found, _ = metrics.window(since)
+    assert windows(found) == {"blue": (303, 3), "green": (24, 4)}
+    assert found["green"].end_to_end.counts == (1, 20)
     with pytest.raises(ConfigError, match="refuses"):
         PrometheusMetrics(source(real, requests='requests_total{model="llm}')).window(since)
     with pytest.raises(SourceDown, match="no requests of slot green"):

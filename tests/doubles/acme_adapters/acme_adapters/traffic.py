@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from llm_pipeline.canary.metrics import ArmWindow, MetricsCursor, MetricSourceAdapter, MetricsWindow
+from llm_pipeline.canary.metrics import ArmWindow, MetricSourceAdapter, MetricsWindow
 from llm_pipeline.canary.router import RouterAdapter, RouterUnavailable, RouteState, remote, rounded
 from llm_pipeline.config.model import AbsolutePath, Port
 from llm_pipeline.config.policy import CanaryPolicy
@@ -80,12 +80,12 @@ class Counts:
     def __init__(self, source: AcmeCounts) -> None:
         self._file = Path(source.file)
 
-    def begin(self, seconds_ago: float = 0.0) -> MetricsCursor:
-        return MetricsCursor(began=0.0, until=0.0)
+    def begin(self, seconds_ago: float = 0.0) -> float:
+        return 0.0
 
-    def window(self, since: MetricsCursor) -> MetricsWindow:
+    def window(self, since: float) -> MetricsWindow:
         arms = {slot: ArmWindow(**counts) for slot, counts in json.loads(self._file.read_text()).items()}
-        return MetricsWindow(arms=arms, cursor=since)
+        return arms, since
 
 
 ROUTER: RouterAdapter = remote(AcmePlace, AcmeRouter)
