@@ -66,8 +66,6 @@ class ObservedRequest:
         total_milliseconds: From there until its last byte, or until the user went away, or its age in flight.
         identity: The request's id, the same in all its lines; empty where the router does not log it.
         server: The slot that answered, or was asked last; None where that is not known.
-        output_tokens: By the answer's own count; None where the router could not read it.
-        finish_reason: From the answer's last chunk; empty if there was none.
         empty: The answer has no text and calls no tool; None where it could not be read to its end.
         truncated: The answer has no final chunk, or the server gave it up; None like `empty`.
         repetition: Share of the text's pieces that occurred before in it; None where the text is short or unread.
@@ -89,8 +87,6 @@ class ObservedRequest:
     refused: bool = False
     in_flight: bool = False
     server: SlotName | None = None
-    output_tokens: int | None = None
-    finish_reason: str = ""
     empty: bool | None = None
     truncated: bool | None = None
     repetition: float | None = None
@@ -268,8 +264,6 @@ def _request(
         identity=str(entry.get("id") or ""),
         route=route,
         by_status_only=not route,
-        output_tokens=_count(entry.get("output_tokens")) if read else None,
-        finish_reason=reason,
         empty=has_text != "1" and reason not in _CALLS_TOOLS if read else None,
         truncated=reason in _GIVEN_UP if read else None,
         repetition=_positive(entry.get("repetition")) if read else None,

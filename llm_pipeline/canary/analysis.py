@@ -188,11 +188,13 @@ class AnalysisState(Frozen):
     """Everything that the analysis remembers; stored, so that a resumed controller continues the same tests.
 
     Attributes:
+        unanswered: The candidate's slow requests without an answer when they were judged.
         block_age: Seconds since the block of time began.
     """
 
     thresholds: Thresholds
     metrics: tuple[MetricState, ...]
+    unanswered: int = 0
     block_age: float = 0.0
     step: StepState | None = None
 
@@ -257,11 +259,13 @@ def observe(state: AnalysisState, seen: Window, seconds: float) -> AnalysisState
     age = state.block_age + seconds
     ends = age >= state.thresholds.block_seconds
     metrics = tuple(metric.observe(seen.counts.get(metric.name), block_ends=ends) for metric in state.metrics)
-    return state.model_copy(update={"step": step, "metrics": metrics, "block_age": 0.0 if ends else age})
+    unanswered = state.unanswered + seen.unanswered
+    changes = {"step": step, "metrics": metrics, "unanswered": unanswered, "block_age": 0.0 if ends else age}
+    return state.model_copy(update=changes)
 
 
 MOST_LOOKS = 120
-"""A record keeps so many, spread over the canary's time; more cannot be told apart in a plot."""
+"""A record keeps so many; more cannot be told apart in a plot."""
 
 LARGEST = 1e12
 """Evidence beyond this says no more, and is no longer than other numbers in a document."""
@@ -284,33 +288,15 @@ class Look(Frozen):
 
 
 def with_look(looks: Sequence[Look], state: AnalysisState, *, at: float, percent: float) -> tuple[Look, ...]:
-    """The looks and the newest, at most `MOST_LOOKS` of them; the first, the newest and each step's last one stay.
-
-    The newest takes the place of the one before as long as that is near to its own predecessor in the same step.
-    """
-    kept = list(looks)
+    """The looks and the newest, at most `MOST_LOOKS` of them: every second one goes once there are more."""
     newest = Look(
         at=at,
         percent=percent,
         regressed=tuple(_short(metric.value) for metric in state.metrics),
         split=_short(state.step.split.value) if state.step else 1.0,
     )
-    if len(kept) > 1 and kept[-2].percent == kept[-1].percent == percent:
-        nearest = 2.0 * (at - kept[0].at) / MOST_LOOKS
-        if kept[-1].at - kept[-2].at < nearest:
-            kept.pop()
-    kept.append(newest)
-    return tuple(_thinned(kept) if len(kept) > MOST_LOOKS else kept)
-
-
-def _thinned(looks: list[Look]) -> list[Look]:
-    """Every second one, and the last of every step."""
-    following = [*looks[1:], None]
-    return [
-        look
-        for number, (look, after) in enumerate(zip(looks, following, strict=True))
-        if number % 2 == 0 or after is None or after.percent != look.percent
-    ]
+    kept = looks if len(looks) < MOST_LOOKS else looks[::2]
+    return (*kept, newest)
 
 
 def _short(value: float) -> float:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from llm_pipeline.base.errors import ConfigError, Fenced, PipelineError, Transient
 from llm_pipeline.base.logging import get_logger
@@ -69,34 +69,27 @@ LONGEST_LOOKS = 10.0
 """One look counts for at most this many intervals between looks: a frozen process watched nothing meanwhile."""
 
 
+@dataclass(eq=False)
 class CanaryController:
     """Drives a canary's record, one step at a time; holds the target's lease while it does."""
 
-    def __init__(
-        self,
-        plan: CanaryPlan,
-        *,
-        journal: CanaryJournal,
-        lease: Lease,
-        router: TrafficRouter,
-        traffic: Traffic,
-        slots: SlotControl,
-    ) -> None:
-        self._plan = plan
-        self._policy = plan.policy
-        self._journal = journal
-        self._lease = lease
-        self._router = router
-        self._traffic = traffic
-        self._slots = slots
-        self._at = ServedPlace(journal.store, "", plan.target, router, slots, plan.patience)
-        self._token = FencingToken(lease.epoch, lease.epoch)
-        self._looked_at: float | None = None
-        self._blind_since: float | None = None
-        self._place = PlaceState()
-        self._warm: WarmUp | None = None
-        self._starter = ThreadPoolExecutor(max_workers=1)
-        self._starting: Future[None] | None = None
+    plan: CanaryPlan
+    journal: CanaryJournal
+    lease: Lease
+    router: TrafficRouter
+    traffic: Traffic
+    slots: SlotControl
+    _token: FencingToken = field(init=False, default=FencingToken(0, 0))
+    _looked_at: float | None = field(init=False, default=None)
+    _blind_since: float | None = field(init=False, default=None)
+    _place: PlaceState = field(init=False, default=PlaceState())
+    _warm: WarmUp | None = field(init=False, default=None)
+    _starter: ThreadPoolExecutor = field(init=False, default_factory=lambda: ThreadPoolExecutor(max_workers=1))
+    _starting: Future[None] | None = field(init=False, default=None)
+
+    @property
+    def _at(self) -> ServedPlace:
+        return ServedPlace(self.journal.store, "", self.plan.target, self.router, self.slots, self.plan.patience)
 
     def run_step(self, percent: float) -> Judgement:
         """Bring the canary to the end of one step, from wherever it stands.
@@ -118,8 +111,8 @@ class CanaryController:
             except _NOT_THE_STORE:
                 raise
             except Transient as error:
-                self._hold(record or self._journal.load(), error)
-            self._lease.check()
+                self._hold(record or self.journal.load(), error)
+            self.lease.check()
             if record is not None and record.judgement is not None:
                 passed = record.phase is Phase.PASSED and percent <= record.passed_percent
                 if record.settled or record.phase is Phase.PAUSED or passed:
@@ -127,50 +120,50 @@ class CanaryController:
 
     def _adopt(self, percent: float) -> CanaryRecord:
         """Load the record, or make it; writing it with our epoch fences whoever wrote it before."""
-        self._lease.confirm()
+        self.lease.confirm()
         self._end_older_release()
-        record = self._journal.load() or new_attempt(self._plan, self._traffic.end())
-        self._token = token_of(self._lease, self._at, record)
-        self._lease.confirm()  # the next holder reads an epoch at least as high, and goes above ours
-        if is_over(record, self._plan, lambda: self._router.read()[0]):
+        record = self.journal.load() or new_attempt(self.plan, self.traffic.end())
+        self._token = token_of(self.lease, self._at, record)
+        self.lease.confirm()  # the next holder reads an epoch at least as high, and goes above ours
+        if is_over(record, self.plan, lambda: self.router.read()[0]):
             if record.phase is Phase.ROLLING_BACK:  # an earlier run left it half rolled back
                 record = self._roll_back(record).model_copy(update={"phase": Phase.ROLLED_BACK})
             words = "the canary of an earlier run is over: this run starts a new one"
-            log.info(words, earlier=record.phase.value, run=self._plan.run)
-            record = new_attempt(self._plan, self._traffic.end(), record)
-        steps, passed = self._policy.steps_percent, record.passed_percent
+            log.info(words, earlier=record.phase.value, run=self.plan.run)
+            record = new_attempt(self.plan, self.traffic.end(), record)
+        steps, passed = self.plan.policy.steps_percent, record.passed_percent
         following = [step for step in steps if step > passed][:1]
         if not record.settled and percent not in [step for step in steps if step <= passed] + following:
             where = f"canary of {record.release_id}"
             raise ConfigError(f"step {percent:g} % is not the next one", where=where, hint=f"steps: {steps}")
-        record = record.model_copy(update={"run": self._plan.run, "policy": self._policy})
+        record = record.model_copy(update={"run": self.plan.run, "policy": self.plan.policy})
 
         def on_trial(state: PlaceState) -> PlaceState:
-            self._lease.confirm()
-            return state.model_copy(update={"on_trial": self._plan.release_id})
+            self.lease.confirm()
+            return state.model_copy(update={"on_trial": self.plan.release_id})
 
         if not record.settled:
-            self._place = edit_place(self._journal.store, self._plan.target, on_trial)
+            self._place = edit_place(self.journal.store, self.plan.target, on_trial)
         return self._turn(record, percent) if record.phase is Phase.PAUSED else self._save(record)
 
     def _end_older_release(self) -> None:
         """Another release's canary on this target is rolled back first, however its controller ended."""
-        store, target = self._journal.store, self._plan.target
+        store, target = self.journal.store, self.plan.target
         other = read_place(store, target).on_trial
         journal = CanaryJournal(store, other, target)
-        record = journal.load() if other not in ("", self._plan.release_id) else None
+        record = journal.load() if other not in ("", self.plan.release_id) else None
         if record is not None and not record.settled:
             log.warning("rolling back another release", release=other, phase=record.phase.value)
-            superseded = f"superseded by release {self._plan.release_id}"
+            superseded = f"superseded by release {self.plan.release_id}"
             reason = evidence.stated(Verdict.INCONCLUSIVE, superseded, "canary")
-            end_canary(journal, self._at, lease=self._lease, by=self._plan.driver, reason=reason)
+            end_canary(journal, self._at, lease=self.lease, by=self.plan.driver, reason=reason)
 
     def _turn(self, record: CanaryRecord, percent: float) -> CanaryRecord:
         """Observe, decide, act; returns the record as saved. A new phase is recorded before anything is done for it."""
         if record.phase is Phase.ROLLING_BACK:  # whatever else can be seen
             return self._save(self._roll_back(self._with_router(record)), phase=Phase.ROLLED_BACK)
         record, seen, revision = self._observe(record, percent)
-        before, record = record.phase, decide(record, seen, self._plan, percent)
+        before, record = record.phase, decide(record, seen, self.plan, percent)
         if record.phase is before and (record.pause_request is None or before not in PAUSABLE):
             match before:
                 case Phase.PENDING:
@@ -182,7 +175,7 @@ class CanaryController:
                 case Phase.SHIFTING:
                     return self._shift(record, revision)
         if record.pause is not None and record.pause.asks:
-            people.put(self._journal.store, self._plan, record, record.pause)
+            people.put(self.journal.store, self.plan, record, record.pause)
         return self._save(record)
 
     def _observe(self, record: CanaryRecord, percent: float) -> tuple[CanaryRecord, Seen, str]:
@@ -192,16 +185,16 @@ class CanaryController:
             Fenced: A newer owner moved the traffic.
         """
         try:
-            self._place = read_place(self._journal.store, self._plan.target)
+            self._place = read_place(self.journal.store, self.plan.target)
         except Transient as error:  # it stays as it was read last: an outage resumes nothing
             log.warning("cannot read whether a person paused, resumed or approved it", reason=str(error))
         place = self._place
-        record = with_pause(self._with_router(record), place.pause, self._plan.driver)
+        record = with_pause(self._with_router(record), place.pause, self.plan.driver)
         held = record.pause_request is not None and record.phase in PAUSABLE
         watches = record.phase is Phase.BAKING or (held and record.phase is Phase.PASSED)
         if held or watches:
-            time.sleep(self._policy.look_seconds)
-        traffic, revision = self._router.read()
+            time.sleep(self.plan.policy.look_seconds)
+        traffic, revision = self.router.read()
         if traffic.epoch > self._token.epoch:
             words = f"{traffic.owner} moved the traffic with epoch {traffic.epoch}"
             raise Fenced(words, where=record.release_id)
@@ -216,38 +209,38 @@ class CanaryController:
             seen = replace(seen, approval=people.standing(place, record, percent, "begin"))
         elif record.phase is Phase.WARM and not held:
             record, seen = self._warm_up(record, seen)
-        production = self._plan.production
+        production = self.plan.production
         if production is not None and record.phase is Phase.PENDING and not held:
-            self._slots.ensure(production.slot, production.repository, self._token)
-        candidate_runs = self._slots.alive(record.candidate)
-        stable_runs = production is None or self._slots.alive(production.slot)
+            self.slots.ensure(production.slot, production.repository, self._token)
+        candidate_runs = self.slots.alive(record.candidate)
+        stable_runs = production is None or self.slots.alive(production.slot)
         self._keep_stable()
         seen = replace(seen, candidate_runs=candidate_runs, stable_runs=stable_runs)
         against = seen.decision is not None and seen.decision.outcome in (Outcome.REGRESSED, Outcome.ANOMALOUS)
-        if (against or not candidate_runs) and isinstance(self._slots, TellsDeaths):
-            seen = replace(seen, death=self._slots.engine_death(record.candidate))
+        if (against or not candidate_runs) and isinstance(self.slots, TellsDeaths):
+            seen = replace(seen, death=self.slots.engine_death(record.candidate))
         return record, seen, revision
 
     def _with_router(self, record: CanaryRecord) -> CanaryRecord:
         """Start the router again if it has ended, in every phase: without it every user is refused."""
         try:
-            done = self._router.revive()
+            done = self.router.revive()
         except PipelineError as error:
             log.error("the router has ended and does not start", reason=str(error))  # noqa: TRY400 - nothing to trace
             return record
         if done is None:
             return record
         log.warning(done, percent=record.step_percent)
-        return record.with_event(EventKind.REVIVED, done, by=self._plan.driver)
+        return record.with_event(EventKind.REVIVED, done, by=self.plan.driver)
 
     def _keep_stable(self) -> None:
         """Start stable's server if it has ended by itself, whatever the phase."""
-        production = self._plan.production
-        if production is None or self._is_starting() or not self._slots.ended(production.slot):
+        production = self.plan.production
+        if production is None or self._is_starting() or not self.slots.ended(production.slot):
             return
         log.warning("stable's server had ended: restarting it", slot=production.slot)
         token = self._token
-        self._starting = self._starter.submit(self._slots.ensure, production.slot, production.repository, token)
+        self._starting = self._starter.submit(self.slots.ensure, production.slot, production.repository, token)
         wait([self._starting], timeout=_STARTS_AT_ONCE_SECONDS)
         self._is_starting()
 
@@ -271,16 +264,16 @@ class CanaryController:
     def _warm_up(self, record: CanaryRecord, seen: Seen) -> tuple[CanaryRecord, Seen]:
         """Whether the candidate answers, and what is known of stable before the first step."""
         if self._warm is None:
-            self._warm = self._slots.warm_up(record.candidate, record.repository)
+            self._warm = self.slots.warm_up(record.candidate, record.repository)
             warm = self._warm
             log.info("candidate warmed up", prompts=warm.prompts, answered=warm.answered, seconds=warm.seconds)
-            if warm.answered and not wait_usable(self._router, record.candidate, self._plan.patience.usable):
+            if warm.answered and not wait_usable(self.router, record.candidate, self.plan.patience.usable):
                 return record, replace(seen, warm=warm, reached=False)
         seen = replace(seen, warm=self._warm)
         if record.stable is None or not self._warm.answered:
             return record, seen
         try:
-            baseline = self._traffic.baseline(record, self._policy)
+            baseline = self.traffic.baseline(record, self.plan.policy)
         except Transient as error:
             log.warning("the source of metrics is down", reason=str(error))
             return record, seen
@@ -292,7 +285,7 @@ class CanaryController:
         watched = record.watched_seconds + (0.0 if held else elapsed)
         tests = tests_of(record)
         try:
-            window, watching = self._traffic.look(
+            window, watching = self.traffic.look(
                 record.model_copy(update={"watched_seconds": watched}), tests.thresholds
             )
         except Transient as error:  # the time does not count as baked, and nothing is concluded
@@ -301,13 +294,13 @@ class CanaryController:
             blind = time.monotonic() - self._blind_since
             words = f"{error.message}, for {blind:.0f} s"
             return record, replace(
-                seen, blind=words if blind > SOURCE_PATIENCE_LOOKS * self._policy.look_seconds else ""
+                seen, blind=words if blind > SOURCE_PATIENCE_LOOKS * self.plan.policy.look_seconds else ""
             )
         self._blind_since = None
         tests = analysis.observe(tests, window, elapsed)
         looks = with_look(record.looks, tests, at=time.time(), percent=record.step_percent)
         record = watching.model_copy(update={"analysis": tests, "looks": looks})
-        decision = evidence.decide(tests, self._policy, watched)
+        decision = evidence.decide(tests, self.plan.policy, watched)
         if (fails := self._fails_beside_stable(record, tests)) is not None:
             decision = StepDecision(outcome=Outcome.REGRESSED, judgement=fails)
         passes = decision.outcome is Outcome.PASS
@@ -327,77 +320,77 @@ class CanaryController:
 
         The first look of a process that continues another one's step counts as one interval between looks.
         """
-        look, last = self._policy.look_seconds, self._looked_at
+        look, last = self.plan.policy.look_seconds, self._looked_at
         self._looked_at = time.monotonic()
         return look if last is None else min(self._looked_at - last, LONGEST_LOOKS * look)
 
     def _fails_beside_stable(self, record: CanaryRecord, tests: AnalysisState) -> Judgement | None:
         """The immediate guard after an incident of stable's: once that answers again, it is no excuse any more."""
         step, stable = tests.step, other_slot(record.candidate)
-        if step is None or not evidence.stable_is_bad(step) or (fact := evidence.guard(step, self._policy)) is None:
+        if step is None or not evidence.stable_is_bad(step) or (fact := evidence.guard(step, self.plan.policy)) is None:
             return None
-        if self._is_starting() or not self._slots.answers(stable):
+        if self._is_starting() or not self.slots.answers(stable):
             return None
         return judge(f"the candidate fails request after request at {step.percent}, and stable answers again", [fact])
 
     def _differs(self, record: CanaryRecord) -> str | None:
         """Why the candidate's server does not serve the release, where only its answers show that."""
-        slots = self._slots
+        slots = self.slots
         return slots.differs(record.candidate, record.repository) if isinstance(slots, ChecksAnswers) else None
 
     def _start_candidate(self, record: CanaryRecord) -> CanaryRecord:
         self._looked_at = time.monotonic()
         record = self._save(record)
         if record.stable is not None:
-            stand_down(self._router, self._plan.patience, owner=self._plan.driver, epoch=self._token.epoch)
-        self._slots.replace(record.candidate, record.repository, self._token)
-        name_release(self._router, record.candidate, record.release_id)
+            stand_down(self.router, self.plan.patience, owner=self.plan.driver, epoch=self._token.epoch)
+        self.slots.replace(record.candidate, record.repository, self._token)
+        name_release(self.router, record.candidate, record.release_id)
         log.info("candidate started", slot=record.candidate, repository=str(record.repository))
         started = f"candidate started in {record.candidate}"
-        record = record.with_event(EventKind.STARTED, started, by=self._plan.driver)
+        record = record.with_event(EventKind.STARTED, started, by=self.plan.driver)
         return self._save(record, phase=Phase.WARM)
 
     def _wait_for_traffic(self, record: CanaryRecord) -> CanaryRecord:
         """Until stable has had enough requests the candidate, which answers by now, gets those that stable fails."""
-        state, revision = self._router.read()
+        state, revision = self.router.read()
         stable = record.stable or other_slot(record.candidate)
-        want = all_to(stable, owner=self._plan.driver, epoch=self._token.epoch, standby=record.candidate)
-        want = self._router.nearest(want)
+        want = all_to(stable, owner=self.plan.driver, epoch=self._token.epoch, standby=record.candidate)
+        want = self.router.nearest(want)
         if want.standby is not None and state.standby != want.standby and want.same_traffic(state):
-            confirmed = wait_converged(self._router, self._router.write(want, revision), self._plan.patience.confirm)
+            confirmed = wait_converged(self.router, self.router.write(want, revision), self.plan.patience.confirm)
             log.info("the candidate is stable's standby", slot=record.candidate, confirmed=confirmed)
-        time.sleep(self._policy.look_seconds)
+        time.sleep(self.plan.policy.look_seconds)
         watched = record.watched_seconds + self._watched()
         return self._save(record, watched_seconds=watched)
 
     def _deploy_first(self, record: CanaryRecord) -> CanaryRecord:
-        want = self._router.nearest(all_to(record.candidate, owner=self._plan.driver, epoch=self._token.epoch))
+        want = self.router.nearest(all_to(record.candidate, owner=self.plan.driver, epoch=self._token.epoch))
         record = self._save(record, intended=want)
-        if not traffic_to(self._router, want, self._plan.patience):
-            return self._save(condemned(record, evidence.not_acknowledged(), by=self._plan.driver))
-        record = record.with_event(EventKind.PROMOTED, "first deployment: all traffic at once", by=self._plan.driver)
+        if not traffic_to(self.router, want, self.plan.patience):
+            return self._save(condemned(record, evidence.not_acknowledged(), by=self.plan.driver))
+        record = record.with_event(EventKind.PROMOTED, "first deployment: all traffic at once", by=self.plan.driver)
         return self._save(record, phase=Phase.PROMOTED, applied=want, passed_percent=record.step_percent)
 
     def _shift(self, record: CanaryRecord, revision: str) -> CanaryRecord:
         """Record the intent, write the routes, wait until the router confirms them, record that."""
-        mine = round(self._policy.share_at(record.step_percent) * ALL)
+        mine = round(self.plan.policy.share_at(record.step_percent) * ALL)
         wanted = RouteState(
             weights={record.candidate: mine, other_slot(record.candidate): ALL - mine},
             candidate=record.candidate,
-            owner=self._plan.driver,
+            owner=self.plan.driver,
             epoch=self._token.epoch,
         )
-        want = self._router.nearest(wanted)
+        want = self.router.nearest(wanted)
         tests = analysis.begin_step(tests_of(record), want.weights[record.candidate] / ALL)
         record = self._save(record, intended=want, analysis=tests)
-        revision = self._router.write(want, revision)
-        if not wait_converged(self._router, revision, self._plan.patience.confirm):
-            return self._save(condemned(record, evidence.not_acknowledged(), by=self._plan.driver))
+        revision = self.router.write(want, revision)
+        if not wait_converged(self.router, revision, self.plan.patience.confirm):
+            return self._save(condemned(record, evidence.not_acknowledged(), by=self.plan.driver))
         log.info("traffic shifted", percent=record.step_percent, slot=record.candidate, revision=revision)
         self._looked_at = time.monotonic()
         words = f"{record.step_percent:g} % of the traffic to {record.candidate}"
-        record = record.with_event(EventKind.SHIFTED, words, by=self._plan.driver)
-        record = self._traffic.step_begins(record)
+        record = record.with_event(EventKind.SHIFTED, words, by=self.plan.driver)
+        record = self.traffic.step_begins(record)
         record = record.model_copy(update={"phase": Phase.BAKING, "applied": want, "step_began_at": time.time()})
         try:
             return self._save(record)
@@ -406,11 +399,11 @@ class CanaryController:
             return record
 
     def _roll_back(self, record: CanaryRecord) -> CanaryRecord:
-        want = all_to(record.stable or record.candidate, owner=self._plan.driver, epoch=self._token.epoch)
-        return give_back(record, self._router.nearest(want), self._at, token=self._token, by=self._plan.driver)
+        want = all_to(record.stable or record.candidate, owner=self.plan.driver, epoch=self._token.epoch)
+        return give_back(record, self.router.nearest(want), self._at, token=self._token, by=self.plan.driver)
 
     def _save(self, record: CanaryRecord, **changes: object) -> CanaryRecord:
-        return self._journal.save(record.model_copy(update={**changes, "epoch": self._token.epoch}))
+        return self.journal.save(record.model_copy(update={**changes, "epoch": self._token.epoch}))
 
     def _hold(self, record: CanaryRecord | None, refused: Transient) -> None:
         """Wait a moment while the store refuses writes; the next turn does the same as this one.
@@ -418,7 +411,7 @@ class CanaryController:
         Raises:
             Transient: As `refused`: the candidate has no traffic.
         """
-        state = self._router.read()[0]
+        state = self.router.read()[0]
         mine = record is not None and not record.settled and state.candidate == record.candidate
         if record is None or not mine or not state.weights.get(record.candidate):
             raise refused
@@ -426,4 +419,4 @@ class CanaryController:
             "the store accepts no writes, and nothing is moved until it does; `rollback --force` does not wait",
             reason=str(refused),
         )
-        time.sleep(self._policy.look_seconds)
+        time.sleep(self.plan.policy.look_seconds)

@@ -149,6 +149,9 @@ def decide(state: AnalysisState, policy: CanaryPolicy, elapsed_seconds: float) -
     facts = [*compared, split]  # a report shows the first that says what the verdict says
     if any(fact.verdict is Verdict.NO_GO for fact in facts):
         worse = ", ".join(fact.name for fact in facts if fact.verdict is Verdict.NO_GO)
+        slow = next((one.total.candidate.events[0] for one in state.metrics if one.name == "slow end"), 0)
+        if "slow end" in worse and 2 * state.unanswered > slow:
+            worse += f": {state.unanswered} of {slow} slow requests hung without an answer"
         return _decision(Outcome.REGRESSED, f"worse than stable at {step.percent} ({worse})", facts)
     mine, theirs, fewest = step.candidate, step.stable, policy.minimum_requests
     if bad_stable:
@@ -161,9 +164,6 @@ def decide(state: AnalysisState, policy: CanaryPolicy, elapsed_seconds: float) -
     name, told = "data until the step's end", f"about {step.missed:.0f} requests were expected in that time"
     unit = "looks in a row without data"
     facts.append(_needed(name, not silent, step.silent_looks, unit, step.looks, detail=told if silent else ""))
-    total, told = mine.requests + theirs.requests, f"candidate's arm {mine.lost}, stable's arm {theirs.lost}"
-    name = "requests that failed for users at this step"  # information only: the test of errors decides
-    facts.append(_needed(name, total > 0, mine.lost + theirs.lost, "requests", total, detail=told))
     ready = all(fact.verdict is Verdict.GO for fact in facts)
     if ready and elapsed_seconds >= policy.minimum_bake_seconds:
         return _decision(Outcome.PASS, f"no regression at {step.percent}", facts)

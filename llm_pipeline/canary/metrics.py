@@ -251,6 +251,7 @@ class Window(Frozen):
         failed_in_a_row: The candidate's failures in a row at the window's end; neither a refusal nor a user who leaves
             ends them.
         all_failed: Every candidate request of the window failed, so the run of the last window goes on.
+        unanswered: The candidate's slow requests without an answer when they were judged.
         in_flight: What had not ended at the window's end, by identity.
         saw_anything: Any request, ended or in flight.
         behind: There is more in the log than a look reads.
@@ -261,6 +262,7 @@ class Window(Frozen):
     failed_in_a_row: int = 0
     all_failed: bool = True
     counts: dict[Metric, BothCounts] = Field(default_factory=dict)
+    unanswered: int = 0
     in_flight: dict[str, Hanging] = Field(default_factory=dict)
     saw_anything: bool = False
     behind: bool = False
@@ -286,7 +288,7 @@ def window(
     newest = max((request.seen_at for request in current), default=0.0)
     waiting = {name: one for name, one in (in_flight or {}).items() if one.at >= newest - _FORGOTTEN_SECONDS}
     values: dict[Metric, dict[bool, list[float]]] = {metric: {True: [], False: []} for metric in thresholds.limits}
-    arms = {True: ArmCounts(), False: ArmCounts()}
+    arms, unanswered = {True: ArmCounts(), False: ArmCounts()}, 0
     for request in current:
         before = waiting.pop(request.identity, None)
         if request.in_flight and before is None and (not request.identity or len(waiting) >= MOST_IN_FLIGHT):
@@ -298,6 +300,8 @@ def window(
             if value is not None and metric not in judged and _tells(request, metric, value, limits):
                 judged = (*judged, metric)
                 values[metric][mine].append(value)
+                slow = metric == "slow end" and value > limits[0].milliseconds
+                unanswered += mine and slow and request.first_byte_milliseconds is None
         if request.in_flight:
             waiting[request.identity] = Hanging(at=request.seen_at, judged=judged)
         arms[mine] = arms[mine].plus(
@@ -321,6 +325,7 @@ def window(
             )
             for metric, limits in thresholds.limits.items()
         },
+        unanswered=unanswered,
         in_flight=waiting,
         saw_anything=bool(current),
     )

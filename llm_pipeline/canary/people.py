@@ -11,11 +11,11 @@ split and is still rolled back if it does harm. Rollback and stop do not ask whe
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.canary.record import CanaryPlan, CanaryRecord, Pause, read_canary_record, utc
+from llm_pipeline.canary.record import CanaryPlan, CanaryRecord, Pause, latest_canary, read_canary_record, utc
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.place_state import PauseRequest, PlaceState, Question, StepApproval, edit_place, read_place
 
@@ -206,20 +206,26 @@ def pause(store: ArtifactStore, place: str, *, by: str, why: str = "") -> Reply:
         ConfigError: Nothing is on trial there.
         Conflict: Others change the place all the time; the same call is safe again.
     """
+    record = _on_trial(store, place)
+    name = f"the canary of {record.release_id} on {record.target}"
+    if record.decided:
+        return Reply(counted=False, message=f"too late, nothing was changed: {name} is {record.phase.value}")
+    now, seconds = time.time(), record.policy.pause_deadline_seconds
+    asked = PauseRequest(attempt=record.began_at, by=by, why=why, since=now, deadline_seconds=seconds)
 
-    def paused(record: CanaryRecord, known: PauseRequest | None) -> tuple[str, PauseRequest | None]:
-        name = f"the canary of {record.release_id} on {record.target}"
-        if known is not None and known.holds(record.began_at):
-            return f"nothing was changed: {known.by} paused {name} at {utc(known.since)}", None
-        now, seconds = time.time(), record.policy.pause_deadline_seconds
-        asked = PauseRequest(attempt=record.began_at, by=by, why=why, since=now, deadline_seconds=seconds)
-        message = (
-            f"paused: {name} keeps its {record.share_percent:g} % of the traffic from its next look on; "
-            f"it is rolled back at {utc(now + seconds)} unless `llm-pipeline resume {place}` comes before"
-        )
-        return message, asked
+    def paused(state: PlaceState) -> PlaceState:
+        holds = state.pause is not None and state.pause.holds(record.began_at)
+        return state if holds else state.model_copy(update={"pause": asked})
 
-    return _change_pause(store, place, paused)
+    standing = edit_place(store, place, paused).pause or asked
+    if standing != asked:
+        words = f"nothing was changed: {standing.by} paused {name} at {utc(standing.since)}"
+        return Reply(counted=False, message=words)
+    message = (
+        f"paused: {name} keeps its {record.share_percent:g} % of the traffic from its next look on; "
+        f"it is rolled back at {utc(now + seconds)} unless `llm-pipeline resume {place}` comes before"
+    )
+    return Reply(counted=True, message=message)
 
 
 def resume(store: ArtifactStore, place: str, *, by: str) -> Reply:
@@ -229,45 +235,22 @@ def resume(store: ArtifactStore, place: str, *, by: str) -> Reply:
         ConfigError: Nothing is on trial there.
         Conflict: Others change the place all the time; the same call is safe again.
     """
+    record, known = _on_trial(store, place), read_place(store, place).pause
+    name = f"the canary of {record.release_id} on {record.target}"
+    if record.decided:
+        return Reply(counted=False, message=f"too late, nothing was changed: {name} is {record.phase.value}")
+    if known is None or not known.holds(record.began_at):
+        return Reply(counted=False, message=f"nothing was changed: {name} is not paused")
+    if known.over(time.time()):
+        late = f"nobody resumed {name} within {known.deadline_seconds:.0f} s"
+        return Reply(counted=False, message=f"too late, nothing was changed: {late}")
+    ended = known.model_copy(update={"resumed_by": by})
+    edit_place(store, place, lambda state: state.model_copy(update={"pause": ended}))
+    return Reply(counted=True, message=f"resumed: {name}")
 
-    def resumed(record: CanaryRecord, known: PauseRequest | None) -> tuple[str, PauseRequest | None]:
-        name = f"the canary of {record.release_id} on {record.target}"
-        if known is None or not known.holds(record.began_at):
-            return f"nothing was changed: {name} is not paused", None
-        if known.over(time.time()):
-            late = f"nobody resumed {name} within {known.deadline_seconds:.0f} s"
-            return f"too late, nothing was changed: {late}", None
-        return f"resumed: {name}", known.model_copy(update={"resumed_by": by})
 
-    return _change_pause(store, place, resumed)
-
-
-def _change_pause(
-    store: ArtifactStore,
-    place: str,
-    change: Callable[[CanaryRecord, PauseRequest | None], tuple[str, PauseRequest | None]],
-) -> Reply:
-    """Change the pause of what is on trial at a place; `change` gives the words, and the pause if it is another one."""
-    reply = Reply(counted=False, message="")
-
-    def on_trial(state: PlaceState) -> CanaryRecord:
-        nonlocal reply
-        record = read_canary_record(store, state.on_trial, place) if state.on_trial else None
-        if record is None:
-            raise ConfigError(f"nothing is on trial on {place}", hint="see `llm-pipeline status`")
-        if record.decided:
-            words = f"too late, nothing was changed: the canary of {record.release_id} is {record.phase.value}"
-            reply = Reply(counted=False, message=words)
-        return record
-
-    def changed(state: PlaceState) -> PlaceState:
-        nonlocal reply
-        record = on_trial(state)
-        if record.decided:
-            return state
-        words, pause = change(record, state.pause)
-        reply = Reply(counted=pause is not None, message=words)
-        return state if pause is None else state.model_copy(update={"pause": pause})
-
-    on_trial(edit_place(store, place, changed))  # it may have ended just now
-    return reply
+def _on_trial(store: ArtifactStore, place: str) -> CanaryRecord:
+    record = latest_canary(store, place)
+    if record is None:
+        raise ConfigError(f"nothing is on trial on {place}", hint="see `llm-pipeline status`")
+    return record

@@ -141,8 +141,6 @@ class CanarySummary(Frozen):
         evidence: The e-values over time; None before the first look.
     """
 
-    release_id: str
-    target: str
     began_at: float
     events: tuple[CanaryEvent, ...] = ()
     evidence: EvidenceSeries | None = None
@@ -168,9 +166,7 @@ def write_timeline(directory: Path, record: CanaryRecord, access_log: AccessLog 
             looks=tuple(look.model_copy(update={"at": look.at - began_at}) for look in record.looks),
         )
     summary = CanarySummary(
-        release_id=record.release_id,
-        target=record.target,
-        began_at=record.began_at,
+        began_at=began_at,
         events=tuple(events),
         evidence=evidence,
     )

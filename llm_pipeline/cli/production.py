@@ -166,7 +166,7 @@ def _stop(options: argparse.Namespace) -> int:
         return _stop_staging(options)
     deployment, store = opened(options)
     places = [_named_place(options)[2]] if options.place else list(deployment.places)
-    if not (options.yes or _agreed(store, deployment, places)):
+    if not (options.yes or _agreed(store, places)):
         write_lines(["nothing was stopped"])
         return ExitCode.INCONCLUSIVE
     for place in places:
@@ -210,22 +210,19 @@ def _named_place(options: argparse.Namespace) -> tuple[Deployment, ArtifactStore
     return deployment, store, next(iter(deployment.places))
 
 
-def _agreed(store: ArtifactStore, deployment: Deployment, places: Sequence[str]) -> bool:
+def _agreed(store: ArtifactStore, places: Sequence[str]) -> bool:
     """Ask whoever sits at the terminal, where something is in production.
 
     Raises:
         ConfigError: Nobody does.
     """
     from llm_pipeline.local_run import ask_on_terminal
-    from llm_pipeline.operations.switching import what_is_left
     from llm_pipeline.store.place_state import serving_at
 
     served = [(place, serving) for place in places if (serving := serving_at(store, place)) is not None]
     if not served:
         return True
     what = "; ".join(f"{one.pointer.release_id} of {one.model_id} at {place}" for place, one in served)
-    left = [f"{place}: {one}" for place in places for one in what_is_left(store, deployment, place)]
-    write_lines([f"to be stopped at {one}" for one in left])
     answer = ask_on_terminal(f"Stop {what}? Its users get no answer until `llm-pipeline start`.")
     if answer is None:
         raise ConfigError(f"in production: {what}, and nobody can be asked", hint="give --yes")

@@ -44,7 +44,7 @@ from llm_pipeline.operations.served_place import (
     router_here,
     start_router,
 )
-from llm_pipeline.operations.staging import COMPARISON, STAGING, on_its_way, places_of, stop_staging
+from llm_pipeline.operations.staging import on_its_way, places_of, stop_staging
 from llm_pipeline.release.trusted_pointers import require_served
 from llm_pipeline.serving.triton_server import find_server, stop_server
 from llm_pipeline.store import open_store
@@ -214,26 +214,7 @@ def end_here(deployment: Deployment, place: str) -> None:
         stop_server(state / server)
 
 
-def runs_anything(deployment: Deployment, place: str) -> bool:
-    """Whether a server of production or of a canary runs at a place of this host, or its router."""
-    router = router_here(deployment, place)
-    return bool(_running(deployment, place)) or (isinstance(router, StartedRouter) and router.runs)
-
-
 _STAGE_SECONDS = 20.0
-
-
-def what_is_left(store: ArtifactStore, deployment: Deployment, place: str) -> Iterator[str]:
-    """What `stop_all` would end at a place, a few words each; nothing where nothing runs."""
-    serving = serving_at(store, place)
-    if serving is not None and runs_anything(deployment, place):
-        yield f"{serving.pointer.release_id} of {serving.model_id}, which is in production"
-    if (trial := _left_on_trial(store, deployment, place)) is not None:
-        yield f"the canary of {trial}, which is rolled back"
-    if on_its_way(store, place) is None:
-        root = Path(deployment.state_root) / place
-        yield from (f"the {name} server" for name in (STAGING, COMPARISON) if find_server(root / name) is not None)
-        yield from (process.name for process in _left_stages(store, deployment, place))
 
 
 def stop_all(

@@ -50,9 +50,9 @@ WELL = {"fault": False, "error": False, "lost": False}
 HIDDEN = {"fault": True, "error": True, "lost": False}
 LOST = {"fault": True, "lost": True}
 REFUSED = {"fault": False, "refused": True}
-UNREAD = {"output_tokens": None, "empty": None, "truncated": None}
+UNREAD = {"empty": None, "truncated": None}
 TOLD = {"stream": "1", "has_text": "1", "output_tokens": 12, "finish_reason": "stop"}
-READ = {"output_tokens": 12, "finish_reason": "stop", "empty": False, "truncated": False}
+READ = {"empty": False, "truncated": False}
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ class SimulatedCanary:
                 started_at=BEGAN_AT + at, arm="green" if mine else "blue", on_trial=mine, fault=failed, error=failed,
                 lost=failed and draw.random() < 0.2, cancelled=False, streaming=True, first_byte_milliseconds=first,
                 total_milliseconds=first + stream,
-                output_tokens=tokens, finish_reason="stop", empty=False, truncated=False,
+                empty=False, truncated=False,
             )  # fmt: skip
             at += draw.expovariate(self.rate)
 

@@ -259,12 +259,7 @@ class SampleRelease:
     def _publish_canary(
         self, points: Sequence[TimelinePoint], events: Sequence[CanaryEvent], began_at: float
     ) -> ArtifactRef:
-        summary = CanarySummary(
-            release_id=RELEASE,
-            target="cpu",
-            began_at=began_at,
-            events=tuple(events),
-        )
+        summary = CanarySummary(began_at=began_at, events=tuple(events))
         lines = "".join(point.model_dump_json() + "\n" for point in points)
         return self.publish("canary", {SUMMARY_FILE: summary.model_dump_json().encode(), TIMELINE_FILE: lines.encode()})
 
