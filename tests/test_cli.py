@@ -168,7 +168,6 @@ def test_wrong_arguments_end_with_a_usage(arguments: list[str], capsys: pytest.C
     "arguments",
     [
         ["stop", "", "--yes"],
-        ["stop", "cpu", "--staging", "--release="],
         ["start", "cpu", "--staging", ""],
         ["push", "r", "--repository", ""],
         ["approve", ""],

@@ -48,7 +48,7 @@ from llm_pipeline.canary.router import (
     name_release,
     other_slot,
 )
-from llm_pipeline.canary.slots import ChecksAnswers, ServedPlace, SlotControl, TellsDeaths, WarmUp
+from llm_pipeline.canary.slots import ChecksAnswers, ServedPlace, SlotControl, WarmUp
 from llm_pipeline.canary.traffic import Traffic
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
@@ -217,7 +217,7 @@ class CanaryController:
         self._keep_stable()
         seen = replace(seen, candidate_runs=candidate_runs, stable_runs=stable_runs)
         against = seen.decision is not None and seen.decision.outcome in (Outcome.REGRESSED, Outcome.ANOMALOUS)
-        if (against or not candidate_runs) and isinstance(self.slots, TellsDeaths):
+        if against or not candidate_runs:
             seen = replace(seen, death=self.slots.engine_death(record.candidate))
         return record, seen, revision
 

@@ -215,13 +215,6 @@ class CanaryRecord(Frozen):
         return self.settled or self.phase is Phase.ROLLING_BACK
 
     @property
-    def standing(self) -> str:
-        """The phase, and the person who paused it, if any."""
-        if self.pause_request is None or self.settled:
-            return self.phase.value
-        return f"{self.phase.value}, paused by {self.pause_request.by}"
-
-    @property
     def share_percent(self) -> float:
         """The candidate's intended share of the traffic, in percent."""
         told = self.intended or self.applied

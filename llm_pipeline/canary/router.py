@@ -181,14 +181,6 @@ class NamesReleases(Protocol):
 
 
 @runtime_checkable
-class CountsAttempts(Protocol):
-    """A router that counts what it sends to the servers."""
-
-    def attempts(self) -> int | None:
-        """Requests that were sent to the servers so far, hidden retries included; None when that cannot be known."""
-
-
-@runtime_checkable
 class TellsCondition(Protocol):
     """A router that knows its own condition."""
 

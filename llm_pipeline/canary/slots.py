@@ -120,6 +120,9 @@ class SlotControl(Protocol):
     def in_flight(self, slot: SlotName) -> int | None:
         """Requests in flight by the server's own count; None when it does not tell."""
 
+    def engine_death(self, slot: SlotName) -> str:
+        """What the log of the slot's newest server says of its engine's death; empty if nothing, or it is not here."""
+
     def stop(self, slot: SlotName, repository: ArtifactRef, token: FencingToken) -> bool:
         """Stop the slot's server of this repository, if there is one.
 
@@ -137,14 +140,6 @@ class ChecksAnswers(Protocol):
 
     def differs(self, slot: SlotName, repository: ArtifactRef) -> str | None:
         """Why the slot's server does not give this release's golden answers; None if it does."""
-
-
-@runtime_checkable
-class TellsDeaths(Protocol):
-    """Slots whose servers' logs can be read here."""
-
-    def engine_death(self, slot: SlotName) -> str:
-        """What the log of the slot's newest server says of its engine's death; empty if nothing."""
 
 
 @dataclass(frozen=True)
@@ -204,6 +199,9 @@ class _Slots:
     def warm_up(self, slot: SlotName, repository: ArtifactRef) -> WarmUp:
         golden = read_golden(self.store.fetch(repository))[:WARM_UP_PROMPTS]
         return warm_up(slot_endpoint(self.servers[slot]), golden, timeout_seconds=self.request_timeout_seconds)
+
+    def engine_death(self, slot: SlotName) -> str:
+        return engine_death(self._state(slot) / SERVER_LOG)
 
     def _generates(self, slot: SlotName) -> bool:
         try:
@@ -271,9 +269,6 @@ class TritonSlots(_Slots):
         except ConfigError:  # whoever stops it need not know
             return None
         return active_requests(server.endpoint) if server is not None else None
-
-    def engine_death(self, slot: SlotName) -> str:
-        return engine_death(self._state(slot) / SERVER_LOG)
 
     def stop(self, slot: SlotName, repository: ArtifactRef, token: FencingToken) -> bool:
         return stop_server(self._state(slot), digest=repository.digest, token=token)

@@ -178,9 +178,8 @@ class CanaryPolicy(ConfigModel):
             left out if fewer than five of stable's requests are beyond it: 0.99 needs 500 requests.
         consecutive_failures: This many candidate failures in a row roll back at once.
         look_seconds: Time between two looks at the data.
-        replay_requests_per_second: If users send less than this, prompts of the workload are sent to the users' port as
-            further traffic to judge by (the verdict says how many they were); 0 sends none. For routers of kind
-            `envoy`.
+        replay_requests_per_second: Prompts of the workload that are sent to the users' port as further traffic to judge
+            by (the verdict says how many they were); 0 sends none. For routers of kind `envoy`.
         on_undecided: What follows an undecided step: `pause` keeps the weights and asks a person, `roll_back` ends the
             canary. If stable gets no requests before the first step, the canary ends; set `replay_requests_per_second`
             for such places.

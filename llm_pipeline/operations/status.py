@@ -337,7 +337,7 @@ class _Look:
         found = {
             "health": health,
             "on_trial": on_trial.release_id if on_trial is not None else "",
-            "on_trial_phase": on_trial.standing if on_trial is not None else "",
+            "on_trial_phase": on_trial.phase.value if on_trial is not None else "",
             "pause": standing_pause(known, on_trial) if on_trial is not None else None,
             "servers": tuple(shown),
             "router": router,

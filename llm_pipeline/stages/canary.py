@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING
 
 from llm_pipeline.base.errors import Fenced
 from llm_pipeline.base.logging import get_logger
@@ -20,14 +20,13 @@ from llm_pipeline.canary.record import (
     lease_name,
     read_canary_record,
 )
-from llm_pipeline.canary.router import CountsAttempts, Patience, TrafficRouter, access_log_of, name_release
+from llm_pipeline.canary.router import Patience, TrafficRouter, access_log_of, name_release
 from llm_pipeline.canary.slots import RECOGNISED, ServedPlace, SlotControl, slot_endpoint
 from llm_pipeline.canary.timeline import write_timeline
 from llm_pipeline.canary.traffic import CountedTraffic, LoggedTraffic, Traffic
 from llm_pipeline.config.model import Fraction, Percent
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.config.release import Drill
-from llm_pipeline.config.router_place import RouterModel
 from llm_pipeline.config.workload import Workload, longest
 from llm_pipeline.operations.decisions import require_production_approved
 from llm_pipeline.operations.switching import start
@@ -90,7 +89,7 @@ def run(context: StageContext[CanaryConfig]) -> StageOutput:
         detail = f"production already serves {candidate}: no traffic was shifted"
         fact = Evidence(name="already in production", verdict=Verdict.GO, measured=1.0, samples=1, detail=detail)
         return StageOutput(judgement=judge("already in production", [fact]))
-    replay = _replay(context, router) if production is not None else None  # before the clock: it imports what is slow
+    replay = _replay(context) if production is not None else None  # before the clock: it imports what is slow
     started = time.monotonic()
     plan = CanaryPlan(
         release_id=context.request.release_id,
@@ -133,18 +132,13 @@ def _judge(
         return found
 
 
-def can_replay(router: TrafficRouter, place: RouterModel) -> TypeGuard[CountsAttempts]:
-    """Whether prompts can be replayed to a router's users: their port is known, and what is sent there is counted."""
-    return isinstance(router, CountsAttempts) and place.users_url() != ""
-
-
-def _replay(context: StageContext[CanaryConfig], router: TrafficRouter) -> Replay | None:
+def _replay(context: StageContext[CanaryConfig]) -> Replay | None:
     """Traffic of the canary's own, where the policy wants it and the users' port is known."""
     config, place = context.config, context.config.place.router
     rate = config.policy.replay_requests_per_second
     if rate == 0.0:
         return None
-    if not can_replay(router, place):
+    if not place.users_url():
         log.warning("nothing is replayed: the users' port of this router is not known here", kind=place.kind)
         return None
     from llm_pipeline.canary.replay import Replay
@@ -157,7 +151,6 @@ def _replay(context: StageContext[CanaryConfig], router: TrafficRouter) -> Repla
         [prompt.text for prompt in prompts],
         maximum_tokens=longest(config.workload.output_tokens),
         rate_per_second=rate,
-        attempts=router.attempts,
         trusted=place.users_certificate(),
     )
 

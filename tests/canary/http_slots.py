@@ -77,6 +77,10 @@ class HttpSlots:
         del slot
         return None
 
+    def engine_death(self, slot: SlotName) -> str:
+        del slot
+        return ""
+
     def stop(self, slot: SlotName, repository: ArtifactRef | None = None, token: FencingToken | None = None) -> bool:
         """Stop what the slot serves, whatever that is unless a repository is given; tests act without a token."""
         with self._acting(slot, token):

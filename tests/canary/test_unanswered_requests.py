@@ -20,6 +20,9 @@ def test_a_candidate_whose_users_leave_without_an_answer_or_still_wait_is_rolled
     setattr(site, what, share)
     assert site.steps(20, 50, 100) == ["NO_GO"]
     assert site.weights() == {"blue": 10_000}
+    judgement = site.record().judgement
+    assert judgement is not None
+    assert "slow requests hung without an answer" in judgement.summary
 
 
 def test_a_candidate_whose_answers_repeat_one_word_is_rolled_back(site) -> None:

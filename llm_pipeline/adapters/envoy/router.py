@@ -70,12 +70,10 @@ class _Counters(NamedTuple):
     """What Envoy counts of a slot's server, over every cluster that it is in.
 
     Attributes:
-        attempts: Requests sent to it, hidden retries included.
         active: Requests in flight.
         healthy: Envoy would send requests to it; OpenAI's API aside.
     """
 
-    attempts: int = 0
     active: int = 0
     healthy: bool = True
 
@@ -241,11 +239,6 @@ class EnvoyRouter:
 
     # Requests
 
-    def attempts(self) -> int | None:
-        """Requests that were sent to the servers so far, hidden retries included; None when that cannot be known."""
-        counters = self._counters()
-        return sum(one.attempts for one in counters.values()) if counters else None
-
     def usable(self, slot: SlotName) -> bool | None:
         counters = self._counters()
         return counters[slot].healthy if counters else None
@@ -274,7 +267,7 @@ class EnvoyRouter:
         return None
 
     def _counters(self) -> dict[SlotName, _Counters]:
-        """Counters of every server by slot, failed attempts that fail-over hid included; none if Envoy is silent."""
+        """Counters of every server by slot; none if Envoy is silent."""
         try:
             listing: Json = json.loads(self._admin("/clusters?format=json"))
         except (RouterUnavailable, ValueError):
@@ -289,10 +282,9 @@ class EnvoyRouter:
                 failed = health.get("failed_active_health_check") or health.get("failed_outlier_check")
                 for slot, addresses in self._addresses.items():
                     if address in addresses.values():
-                        attempts, active, healthy = found[slot]
+                        active, healthy = found[slot]
                         judged = address != addresses.get("openai")  # an older release has none
                         found[slot] = _Counters(
-                            attempts + values.get("rq_total", 0),
                             active + values.get("rq_active", 0),
                             healthy and not (failed and judged),
                         )
