@@ -212,7 +212,7 @@ class TestShowing:
         try:
             assert f"- {TARGET} {paused}" in run("show", SECOND)[1]
             assert f"{TARGET} {paused}" in run("ls")[1]
-            assert json.loads(run("ls", "--json")[1])[0]["pauses"][0]["by"] == "alice"
+            assert json.loads(run("ls", "--json")[1])[0]["pauses"][0].startswith(f"{TARGET} paused by alice since ")
         finally:
             edit_place(history.store, TARGET, lambda state: state.model_copy(update={"on_trial": "", "pause": None}))
             history.store.delete_document(canary_record_name(SECOND, TARGET))

@@ -298,44 +298,24 @@ def read_canary_record(store: ArtifactStore, release_id: str, target: str) -> Ca
     return CanaryJournal(store, release_id, target).load()
 
 
-class StandingPause(Frozen):
-    """Why a canary does not go on now. Times are seconds since 1970.
-
-    Attributes:
-        by: The person who paused it; empty where its controller did.
-        why: In that person's words, or the controller's reason; may be empty.
-        until: It is rolled back then, unless somebody resumes it or answers.
-    """
-
-    place: str
-    by: str
-    why: str
-    since: float
-    until: float
-
-    def __str__(self) -> str:
-        by = f" by {self.by}" if self.by else ""
-        why = f" ({self.why})" if self.why else ""
-        return f"paused{by} since {utc(self.since)}{why}; rolled back at {utc(self.until)} unless somebody acts"
-
-
 def utc(at: float) -> str:
     """Seconds since 1970 as people read them."""
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def standing_pause(state: PlaceState, record: CanaryRecord) -> StandingPause | None:
-    """What keeps a canary from going on: a person's pause, or else its controller's own; None for neither."""
-    if record.decided:
-        return None
+def standing_pause(state: PlaceState, record: CanaryRecord) -> str:
+    """Why a canary does not go on now, and until when, for people; empty while it does."""
     asked, own = state.pause, record.pause
+    if record.decided:
+        return ""
     if asked is not None and asked.holds(record.began_at):
-        until = asked.since + asked.deadline_seconds
-        return StandingPause(place=record.target, by=asked.by, why=asked.why, since=asked.since, until=until)
-    if record.phase is Phase.PAUSED and own is not None:
-        until = own.since + own.deadline_seconds
-        return StandingPause(place=record.target, by="", why=own.reason.value, since=own.since, until=until)
-    return None
+        by, why, since, seconds = f" by {asked.by}", asked.why, asked.since, asked.deadline_seconds
+    elif record.phase is Phase.PAUSED and own is not None:
+        by, why, since, seconds = "", own.reason.value, own.since, own.deadline_seconds
+    else:
+        return ""
+    said = f" ({why})" if why else ""
+    return f"paused{by} since {utc(since)}{said}; rolled back at {utc(since + seconds)} unless somebody acts"
 
 
 def read_events(store: ArtifactStore, release_id: str, target: str, *, after: int = 0) -> tuple[CanaryEvent, ...]:

@@ -12,7 +12,6 @@ from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.quantities import byte_size
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.canary.record import StandingPause
 from llm_pipeline.inspection.release_artifacts import DamagedRow, results_in_order, standing_pauses
 from llm_pipeline.inspection.table import readable_time, titled_columns
 from llm_pipeline.release.candidate import is_trial
@@ -46,7 +45,7 @@ class ReleaseRow(Frozen):
     verdict: str
     reached: str
     serves: tuple[str, ...]
-    pauses: tuple[StandingPause, ...] = ()
+    pauses: tuple[str, ...] = ()
 
 
 class ArtifactRow(Frozen):
@@ -164,7 +163,7 @@ LISTINGS: Mapping[str, Listing] = {
             "model": lambda row: f"{row.model}@{row.commit[:8]}",
             "resolved (UTC)": lambda row: readable_time(row.resolved_at),
             "verdict": lambda row: row.verdict or "open",
-            "reached": lambda row: "; ".join([row.reached, *(f"{pause.place} {pause}" for pause in row.pauses)]),
+            "reached": lambda row: "; ".join([row.reached, *row.pauses]),
             "serves": lambda row: ", ".join(row.serves),
         },
     ),

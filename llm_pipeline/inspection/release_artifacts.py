@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.records import ArtifactRef, Frozen
-from llm_pipeline.canary.record import StandingPause, canary_record_name, read_canary_record, standing_pause
+from llm_pipeline.canary.record import canary_record_name, read_canary_record, standing_pause
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.record import ReleaseRecord, read_release_record
 from llm_pipeline.release_progress import ReleaseProgress
@@ -81,15 +81,15 @@ def users_of(store: ArtifactStore, ref: ArtifactRef) -> tuple[list[str], list[Da
     return users, damaged
 
 
-def standing_pauses(store: ArtifactStore) -> tuple[dict[str, list[StandingPause]], list[DamagedRow]]:
-    """The canaries that are paused now, by release; and their records that do not say."""
-    pauses: dict[str, list[StandingPause]] = {}
+def standing_pauses(store: ArtifactStore) -> tuple[dict[str, list[str]], list[DamagedRow]]:
+    """The canaries that are paused now, for people, by release; and their records that do not say."""
+    pauses: dict[str, list[str]] = {}
     damaged = []
     for place in readable_places(store)[0]:
         try:
             record = read_canary_record(store, place.state.on_trial, place.name) if place.state.on_trial else None
-            if record is not None and (pause := standing_pause(place.state, record)) is not None:
-                pauses.setdefault(record.release_id, []).append(pause)
+            if record is not None and (pause := standing_pause(place.state, record)):
+                pauses.setdefault(record.release_id, []).append(f"{place.name} {pause}")
         except PipelineError as error:
             name = canary_record_name(place.state.on_trial, place.name)
             damaged.append(DamagedRow(document=name, problem=str(error)))

@@ -10,7 +10,6 @@ import yaml
 from pydantic import JsonValue
 
 from llm_pipeline.base.records import ArtifactRef, Frozen
-from llm_pipeline.canary.record import StandingPause
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.config.store import StoreModel
 from llm_pipeline.inspection.release_artifacts import (
@@ -73,7 +72,7 @@ class ReleaseView(_View):
     deployment: str
     overridden: str = ""
     pointers: tuple[str, ...]
-    pauses: tuple[StandingPause, ...] = ()
+    pauses: tuple[str, ...] = ()
     config: dict[str, JsonValue]
     results: tuple[StageResult, ...]
     artifacts: dict[str, ArtifactRef]
@@ -86,7 +85,7 @@ class ReleaseView(_View):
             "resolved": f"{readable_time(self.resolved_at)} UTC, for deployment {self.deployment}",
             **({"overridden": self.overridden} if self.overridden else {}),
             "serves": ", ".join(self.pointers) or "nowhere",
-            **({"canary": [f"{pause.place} {pause}" for pause in self.pauses]} if self.pauses else {}),
+            **({"canary": list(self.pauses)} if self.pauses else {}),
             "results": {f"{one.stage} {one.subject}".strip(): _result(one) for one in self.results},
             "artifacts": {name: str(ref) for name, ref in self.artifacts.items()},
             "config, without defaults": ResolvedRelease.model_validate(self.config).model_dump(

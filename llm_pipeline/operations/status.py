@@ -23,7 +23,7 @@ from llm_pipeline.artifacts.endpoint_description import EndpointDescription
 from llm_pipeline.base.errors import ExitCode, IntegrityError, PipelineError
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.canary.record import CanaryRecord, Phase, StandingPause, read_canary_record, standing_pause
+from llm_pipeline.canary.record import CanaryRecord, Phase, read_canary_record, standing_pause
 from llm_pipeline.canary.router import ALL, RouterCondition, RouteState, SlotName, TellsCondition
 from llm_pipeline.canary.slots import (
     OpenAiSlots,
@@ -133,7 +133,7 @@ class PlaceStatus(Frozen):
         previous: What they call the release before it.
         on_trial: The release whose canary has not ended; empty for none.
         on_trial_phase: Where that canary stands.
-        pause: Since when it waits, by whom and until when; None while it goes on.
+        pause: Since when it waits, by whom and until when; empty while it goes on.
         ask: A command that asks what its users ask; empty while nothing answers them here.
         guard_heard_seconds: When the guard looked at the place last, seconds ago; None for never.
         problems: What does not fit together or does not run, one sentence each.
@@ -146,7 +146,7 @@ class PlaceStatus(Frozen):
     previous: Pointer | None = None
     on_trial: str = ""
     on_trial_phase: str = ""
-    pause: StandingPause | None = None
+    pause: str = ""
     servers: tuple[ServerStatus, ...] = ()
     router: RouterStatus | None = None
     ask: str = ""
@@ -165,7 +165,7 @@ class PlaceStatus(Frozen):
             ("production", self._named(self.production)),
             ("previous", self._named(self.previous)),
             ("on trial", f"{self.on_trial} ({self.on_trial_phase})" if self.on_trial else ""),
-            ("", str(self.pause) if self.pause else ""),
+            ("", self.pause),
             *((server.slot, str(server)) for server in self.servers),
             ("router", str(self.router) if self.router else ""),
             ("ask it", self.ask),
@@ -338,7 +338,7 @@ class _Look:
             "health": health,
             "on_trial": on_trial.release_id if on_trial is not None else "",
             "on_trial_phase": on_trial.phase.value if on_trial is not None else "",
-            "pause": standing_pause(known, on_trial) if on_trial is not None else None,
+            "pause": standing_pause(known, on_trial) if on_trial is not None else "",
             "servers": tuple(shown),
             "router": router,
             "ask": ask,

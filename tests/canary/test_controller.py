@@ -47,20 +47,3 @@ def test_a_rollback_needs_no_admin_interface(trial) -> None:
     assert (record.phase, record.traffic_confirmed) == (Phase.ROLLED_BACK, False)
     assert site.weights() == {trial.stable: 10_000}
     assert trial.lost == {}
-
-
-@pytest.mark.thorough
-def test_stable_is_started_before_traffic_goes_back_to_it_and_the_server_that_answered_meanwhile_lost_nothing(
-    trial,
-) -> None:
-    trial.policy |= {"steps_percent": (20.0, 100.0)}
-    trial.reach(20)
-    site = trial.site
-    os.kill(site.control.pid(trial.stable), signal.SIGKILL)
-    site.await_answers(40)
-    record = trial.roll_back()
-    assert (record.phase, record.traffic_confirmed) == (Phase.ROLLED_BACK, True)
-    site.await_answers(40)
-    trial.assert_rolled_back()
-    assert site.control.alive(trial.stable)
-    assert trial.lost_unary == {}, "the candidate answered for stable"

@@ -82,13 +82,3 @@ def test_a_candidate_that_fails_while_the_store_is_full_is_rolled_back_for_that_
     assert "fails request after request" in judgement.summary
     assert (site.weights(), site.record().phase, site.running) == ({"blue": 10_000}, Phase.ROLLED_BACK, {"blue"})
     assert [told.weights for told in site.told][-1] == {"blue": 10_000}
-
-
-def test_a_store_that_is_full_for_a_while_ends_no_healthy_canary(tmp_path) -> None:
-    site = Site(tmp_path)
-    site.policy |= {"minimum_bake_seconds": 0.1, "maximum_bake_seconds": 60.0}  # ten looks at least
-    changes = {2: {"store_takes": False}, 7: {"store_takes": True}}
-    site.at_looks({look: partial(vars(site).update, change) for look, change in changes.items()})
-    assert site.steps(20) == ["GO"]
-    assert site.record().phase is Phase.PASSED
-    assert site.weights() == {"blue": 8_000, "green": 2_000}

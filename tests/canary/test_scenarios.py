@@ -15,14 +15,6 @@ from llm_pipeline.canary.record import Phase
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 
-def test_a_healthy_candidate_takes_all_traffic_in_five_steps_and_no_request_of_any_kind_is_lost(trial) -> None:
-    trial.policy |= {"minimum_requests": 2, "maximum_bake_seconds": 60.0}
-    trial.reach(1, 5, 25, 50, 100)
-    assert trial.record.phase is Phase.PROMOTED
-    assert trial.site.weights() == {trial.candidate: 9_800, trial.stable: 200}
-    assert trial.lost == {}
-
-
 def test_a_candidate_that_begins_to_fail_at_50_percent_is_rolled_back_and_no_user_notices(trial) -> None:
     failed = trial.fault_at_50_percent(failure_fraction=1.0)
     assert failed.verdict is Verdict.NO_GO
@@ -44,6 +36,7 @@ def test_a_candidate_that_hangs_without_a_reset_is_rolled_back_and_loses_no_unar
 def test_a_candidate_at_which_requests_hang_while_its_health_is_fine_is_rolled_back(trial, fault) -> None:
     judgement = trial.fault_at_50_percent(**{fault: 1.0})
     assert judgement.verdict is Verdict.NO_GO, judgement
+    assert (fault == "stall_fraction") or "hung without an answer" in judgement.summary, judgement
     trial.assert_rolled_back()
     assert trial.lost_unary == {}, trial.site.traffic()["reasons"]
 
