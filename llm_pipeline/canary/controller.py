@@ -313,6 +313,11 @@ class CanaryController:
             judgement = decision.judgement.model_copy(update={"summary": summary})
             decision = decision.model_copy(update={"judgement": judgement})
         seen = replace(seen, decision=decision, differs=self._differs(record) if passes else None)
+        if decision.outcome is Outcome.ANOMALOUS:
+            candidate_waits = self.router.active_requests(record.candidate)
+            stable_waits = self.router.active_requests(other_slot(record.candidate))
+            if candidate_waits is not None and stable_waits is not None:
+                seen = replace(seen, waiting=(candidate_waits, stable_waits))
         return record, seen
 
     def _watched(self) -> float:

@@ -56,6 +56,7 @@ class Seen:
         requests: How many those were.
         decision: What the traffic says of the step; None while it cannot be read.
         blind: Why and for how long it cannot be, once that is too long.
+        waiting: Requests in flight at the candidate and at stable, where the split is wrong.
         differs: Why the candidate's server does not serve the release, where the step would pass.
         death: How its engine died, by its server's log, where the traffic or its process speaks against it.
     """
@@ -71,6 +72,7 @@ class Seen:
     requests: int = 0
     decision: StepDecision | None = None
     blind: str = ""
+    waiting: tuple[int, int] | None = None
     differs: str | None = None
     death: str = ""
 
@@ -241,6 +243,9 @@ class _Turn:
             case Outcome.PASS:
                 return self._pass(record, judgement)
             case Outcome.ANOMALOUS:
+                hangs = self.seen.waiting and evidence.does_not_answer(step, *self.seen.waiting)
+                if hangs:  # requests that hang at the candidate make the split look wrong, and users are waiting
+                    return self._condemn(record, evidence.with_death(hangs, self.seen.death))
                 return self._pause(record, judgement, PauseReason.WRONG_SPLIT)
             case Outcome.REGRESSED:
                 return self._condemn(record, evidence.with_death(judgement, self.seen.death))

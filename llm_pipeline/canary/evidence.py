@@ -11,6 +11,7 @@ from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.canary.analysis import AnalysisState, MetricState, StepState, regressed_at
 from llm_pipeline.canary.metrics import Thresholds
 from llm_pipeline.config.policy import CanaryPolicy
+from llm_pipeline.statistics.eprocess import SplitTest
 
 SPLIT_ALPHA = 0.001
 """A wrong split is a broken router or a wrong label: rare enough to ask for strong evidence."""
@@ -25,6 +26,11 @@ ABSOLUTE_FAULT_REQUESTS = 20
 
 MOST_MISSED = 7.0
 """Expected requests whose absence is no chance: e**-7 is less than 0.001."""
+
+
+_EXPLAINED_ALPHA = 0.05
+"""Requests that wait explain a split unless, counted in, they still contradict the intended one at this level. It is
+looser than the level of the split's own test, because some requests are always in flight at a server that works."""
 
 
 def stable_is_bad(step: StepState) -> bool:
@@ -219,6 +225,33 @@ MORE_TRAFFIC = (
 def not_acknowledged() -> Judgement:
     """The router did not confirm the new weights."""
     return stated(Verdict.INCONCLUSIVE, "the router did not take the new weights", "router")
+
+
+def does_not_answer(step: StepState, candidate_waits: int, stable_waits: int) -> Judgement | None:
+    """The judgement if the split looks wrong only because requests hang at the candidate; None otherwise.
+
+    A request is logged when it ends, or some time after it began, so one that hangs looks like one that the router
+    never sent. More requests than are missing may be waiting: the log lags behind the router.
+
+    Args:
+        step: The step, of which the split contradicts the intended one.
+        candidate_waits: Requests in flight at the candidate.
+        stable_waits: The same at stable.
+    """
+    split = step.split
+    if split.measured is None or split.measured >= split.intended:
+        return None
+    sent = SplitTest(intended=split.intended).observe(
+        candidate_requests=split.candidate + candidate_waits,
+        stable_requests=split.total - split.candidate + stable_waits,
+    )
+    sent_too_few = sent.rejects(_EXPLAINED_ALPHA) and (sent.measured or 0.0) < split.intended
+    if not candidate_waits or sent_too_few:
+        return None
+    waiting = f"{candidate_waits} requests are waiting at the candidate, {stable_waits} at stable"
+    detail = f"{waiting}, so the router did send the intended share"
+    summary, name = f"the candidate does not answer at {step.percent}", "candidate's requests in flight"
+    return stated(Verdict.NO_GO, summary, name, detail, measured=float(candidate_waits), samples=1)
 
 
 def all_ended(percent: float) -> Judgement:

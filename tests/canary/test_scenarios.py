@@ -36,7 +36,6 @@ def test_a_candidate_that_hangs_without_a_reset_is_rolled_back_and_loses_no_unar
 def test_a_candidate_at_which_requests_hang_while_its_health_is_fine_is_rolled_back(trial, fault) -> None:
     judgement = trial.fault_at_50_percent(**{fault: 1.0})
     assert judgement.verdict is Verdict.NO_GO, judgement
-    assert (fault == "stall_fraction") or "hung without an answer" in judgement.summary, judgement
     trial.assert_rolled_back()
     assert trial.lost_unary == {}, trial.site.traffic()["reasons"]
 
