@@ -121,9 +121,9 @@ def test_servers_of_another_host_are_not_called_dead(deployment: Deployment, sto
     assert (place.health, place.production, place.model_id) == (Health.ELSEWHERE, SERVES, "demo/tiny")
 
 
-def test_all_servers_dead_is_said_by_status_guard_doctor_and_ls(deployment, store, capsys) -> None:
+def test_all_servers_dead_is_said_by_status_guard_and_doctor(deployment, store, capsys) -> None:
     (Path(deployment.state_root) / "cpu").mkdir(parents=True)
-    for command in (["status"], ["guard"], ["ls", "pointers"], ["doctor"]):
+    for command in (["status"], ["guard"], ["doctor"]):
         main(command)
         said = capsys.readouterr()
         for word in ("deployment", "here", "dead"):
