@@ -89,9 +89,13 @@ class Answer:
             "model": about.model,
             "system_fingerprint": about.release,
         }
+        self._chunk_begins = b"data: " + to_json(self._head)[:-1] + b","
 
-    def take(self, number: int, piece: Piece) -> bytes:
-        """Take a piece of the answer of that number; returns the event that a stream tells it with, if any."""
+    def take(self, number: int, pieces: Sequence[Piece]) -> bytes:
+        """Take pieces of the answer of that number; returns the events that a stream tells them with, if any."""
+        return b"".join([self._take(number, piece) for piece in pieces])
+
+    def _take(self, number: int, piece: Piece) -> bytes:
         choice = self._choices[number]
         if number % self._asked.n == 0:  # the others have the same prompt
             self._prompt_tokens += piece.input_tokens
@@ -111,9 +115,9 @@ class Answer:
         if calls:
             delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(calls)]
         said = {"delta": delta} if self._chat else {"text": text}
-        event = self._chunk([self._choice(number, said, piece.logprobs, reason)])
+        chunk = self._chunk([self._choice(number, said, piece.logprobs, reason)])
         choice.length += len(text)
-        return event
+        return chunk
 
     def whole(self) -> Json:
         """The body of an answer that is not streamed."""
@@ -142,10 +146,10 @@ class Answer:
         return (usage if self._asked.stream_options.include_usage else b"") + b"data: [DONE]\n\n"
 
     def _chunk(self, choices: list[Json]) -> bytes:
-        options, usage = self._asked.stream_options, dict[str, Any]()
+        options, chunk = self._asked.stream_options, dict[str, Any](choices=choices)
         if options.include_usage:
-            usage = {"usage": self._usage() if options.continuous_usage_stats else None}
-        return event({**self._head, "choices": choices, **usage})
+            chunk["usage"] = self._usage() if options.continuous_usage_stats else None
+        return self._chunk_begins + to_json(chunk)[1:] + b"\n\n"
 
     def _usage(self) -> Json:
         prompt, output = self._prompt_tokens, self._output_tokens

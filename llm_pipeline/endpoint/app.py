@@ -162,7 +162,7 @@ class _Endpoint:
 class _Answering:
     """The response of an answer: made while it is sent, and given up when the client leaves."""
 
-    def __init__(self, answer: Answer, pieces: AsyncGenerator[tuple[int, Piece]], *, stream: bool) -> None:
+    def __init__(self, answer: Answer, pieces: AsyncGenerator[tuple[int, list[Piece]]], *, stream: bool) -> None:
         self._answer, self._pieces, self._stream = answer, pieces, stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -180,8 +180,8 @@ class _Answering:
                 if self._stream:
                     await self._send_events(send)
                 else:
-                    async for number, piece in self._pieces:
-                        self._answer.take(number, piece)
+                    async for number, pieces in self._pieces:
+                        self._answer.take(number, pieces)
                     await JSONResponse(self._answer.whole())(scope, receive, send)
         except asyncio.CancelledError:
             if not leaving.done() or task.uncancel():  # somebody else's
@@ -196,12 +196,12 @@ class _Answering:
             if events:
                 await send({"type": "http.response.body", "body": events, "more_body": more})
 
-        number, piece = await anext(self._pieces)  # an error before it is an answer of its own
+        number, pieces = await anext(self._pieces)  # an error before it is an answer of its own
         await send({"type": "http.response.start", "status": 200, "headers": _EVENT_STREAM})
-        await tell(self._answer.opening() + self._answer.take(number, piece))
+        await tell(self._answer.opening() + self._answer.take(number, pieces))
         try:
-            async for number, piece in self._pieces:
-                await tell(self._answer.take(number, piece))
+            async for number, pieces in self._pieces:
+                await tell(self._answer.take(number, pieces))
             ending = self._answer.ending()
         except ApiError as error:
             log.warning("a stream broke", status=error.status, reason=str(error)[:200])

@@ -69,8 +69,8 @@ class Triton:
         except (aiohttp.ClientError, TimeoutError):
             return False
 
-    async def generate(self, inputs: Mapping[str, Any]) -> AsyncGenerator[Piece]:
-        """The pieces of one answer; a caller that stops earlier and closes this generator cancels it.
+    async def generate(self, inputs: Mapping[str, Any]) -> AsyncGenerator[list[Piece]]:
+        """The pieces of one answer, together what came together; a caller that closes this generator cancels it.
 
         Raises:
             ApiError: The server refused it, or failed.
@@ -79,16 +79,15 @@ class Triton:
             answer = await self._session.post(f"{self._model}/generate_stream", json=dict(inputs))
         except aiohttp.ClientError as error:
             raise _not_ready() from error
-        ended = False
+        ended, rest = False, b""
         try:
-            async for said in _events(answer):
-                if "error" in said:
-                    raise _told(answer.status, str(said["error"]))
-                piece = _piece(said)
-                if piece.finish_reason == "cancelled":
-                    raise ApiError("the server ended this request", status=503, retry_after=RETRY_AFTER_SECONDS)
-                ended = bool(piece.finish_reason)
-                yield piece
+            async for part in answer.content.iter_any():
+                *events, rest = (rest + part).split(b"\n\n")
+                if pieces := [_piece(event, answer.status) for event in events]:
+                    ended = bool(pieces[-1].finish_reason)
+                    yield pieces
+            if rest.strip():  # a refusal is one object alone, as an event or not
+                yield [_piece(rest, answer.status)]
         except (aiohttp.ClientError, ValueError, LookupError) as error:
             raise ApiError(f"the answer broke off: {type(error).__name__}", status=500) from error
         finally:
@@ -97,24 +96,19 @@ class Triton:
             raise ApiError("the answer has no end", status=500)
 
 
-async def _events(answer: aiohttp.ClientResponse) -> AsyncGenerator[dict[str, Any]]:
-    """The objects of a stream; a refusal is one alone, as an event or not."""
-    rest = b""
-    async for part in answer.content.iter_any():
-        *events, rest = (rest + part).split(b"\n\n")
-        for event in events:
-            yield from_json(event.removeprefix(b"data:"))
-    if rest.strip():
-        yield from_json(rest)
-
-
-def _piece(said: Mapping[str, Any]) -> Piece:
+def _piece(event: bytes, status: int) -> Piece:
+    said = from_json(event.removeprefix(b"data:"))
+    if "error" in said:
+        raise _told(status, str(said["error"]))
+    if said["finish_reason"] == "cancelled":
+        raise ApiError("the server ended this request", status=503, retry_after=RETRY_AFTER_SECONDS)
+    told = said.get("logprobs")
     return Piece(
         said["text_output"],
         said["output_tokens"],
         said.get("input_tokens", 0),
         said["finish_reason"],
-        from_json(told) if (told := said.get("logprobs")) else (),
+        from_json(told) if told else (),
     )
 
 
@@ -142,7 +136,7 @@ def _told(status: int, text: str) -> ApiError:
 
 async def generate_all(
     triton: Triton, requests: Sequence[Mapping[str, Any]], at_once: int
-) -> AsyncGenerator[tuple[int, Piece]]:
+) -> AsyncGenerator[tuple[int, list[Piece]]]:
     """The pieces of several answers as they come, each with its request's number; the first error ends them all.
 
     Args:
@@ -154,18 +148,18 @@ async def generate_all(
         ApiError: One was refused, or failed.
     """
     if len(requests) == 1:  # as most are: without a task and a queue for its tokens
-        async with contextlib.aclosing(triton.generate(requests[0])) as pieces:
-            async for piece in pieces:
-                yield 0, piece
+        async with contextlib.aclosing(triton.generate(requests[0])) as answer:
+            async for pieces in answer:
+                yield 0, pieces
         return
-    come: asyncio.Queue[tuple[int, Piece] | BaseException | None] = asyncio.Queue()
+    come: asyncio.Queue[tuple[int, list[Piece]] | BaseException | None] = asyncio.Queue()
     turn = asyncio.Semaphore(at_once)
 
     async def ask(number: int, inputs: Mapping[str, Any]) -> None:
         try:
-            async with turn, contextlib.aclosing(triton.generate(inputs)) as pieces:
-                async for piece in pieces:
-                    come.put_nowait((number, piece))
+            async with turn, contextlib.aclosing(triton.generate(inputs)) as answer:
+                async for pieces in answer:
+                    come.put_nowait((number, pieces))
         except Exception as error:  # noqa: BLE001 - raised below, to whoever reads
             come.put_nowait(error)
         come.put_nowait(None)
