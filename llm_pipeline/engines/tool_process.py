@@ -118,25 +118,16 @@ def _follow(stream: IO[str], lines: deque[str], tool: str) -> None:
 def _end(process: subprocess.Popen[str], mark: str) -> None:
     """Stop the tool if it still runs (SIGTERM, then SIGKILL), and kill what it started: its ranks hold GPUs.
 
-    Those of a tool that has ended are nobody's children; their environment tells whose they were.
+    What a tool has left behind is nobody's child; its environment tells whose it was.
     """
-    started: list[psutil.Process] = []
     if process.poll() is None:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            started = psutil.Process(process.pid).children(recursive=True)
         process.terminate()
         try:
             process.wait(timeout=_GRACE_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-    for child in (*started, *filter(lambda other: _is_marked(other, mark), psutil.process_iter())):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()  # psutil sees to it that this is the same process, not a later one of its pid
-
-
-def _is_marked(process: psutil.Process, mark: str) -> bool:
-    try:
-        return bool(process.environ().get(_MARK) == mark)
-    except (psutil.Error, OSError):  # it has ended, or is another user's
-        return False
+    for other in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):  # it has ended, or is another user's
+            if other.environ().get(_MARK) == mark:
+                other.kill()  # psutil sees to it that this is the same process, not a later one of its pid

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Self
@@ -29,6 +29,7 @@ from llm_pipeline.serving.completions import (
     ErrorInAnswer,
     GenerationParameters,
     NotAnAnswer,
+    Piece,
     flaw_of,
     header_secrets,
     refusal_text,
@@ -55,9 +56,9 @@ class GenerationRequest(GenerationParameters):
     allow_empty: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass
 class Generation:
-    """One answer; times are seconds since the request was sent.
+    """One answer, filled as it comes; times are seconds since the request was sent.
 
     Attributes:
         text: The whole text.
@@ -66,7 +67,6 @@ class Generation:
         status: HTTP status; 0 when there was no answer.
         error: Why the answer cannot be used; empty when it can.
         late: It cannot because it was not whole in time, which is no wrong answer.
-        sent_at: `time.perf_counter()` at the send.
         first_token_seconds: First chunk with text in it; None without one.
         total_seconds: Until the last byte.
         chunk_seconds: Arrival of every chunk.
@@ -78,74 +78,23 @@ class Generation:
     status: int = 0
     error: str = ""
     late: bool = False
-    sent_at: float = 0.0
     first_token_seconds: float | None = None
     total_seconds: float = 0.0
-    chunk_seconds: tuple[float, ...] = ()
+    chunk_seconds: list[float] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
         """Whether the answer is complete and plausible."""
         return not self.error
 
-
-@dataclass
-class _Reading:
-    """A partly received answer."""
-
-    reader: CompletionReader
-    sent_at: float = field(default_factory=time.perf_counter)
-    texts: list[str] = field(default_factory=list)
-    chunk_seconds: list[float] = field(default_factory=list)
-    output_tokens: int = 0
-    finish_reason: str = ""
-    status: int = 0
-    error: str = ""
-    late: bool = False
-    first_token_seconds: float | None = None
-
-    def elapsed(self) -> float:
-        return time.perf_counter() - self.sent_at
-
-    def add(self, raw: bytes) -> None:
-        """Add one JSON chunk; a chunk that is no answer becomes the error."""
-        now = self.elapsed()
-        try:
-            piece = self.reader.read(raw)
-        except (ErrorInAnswer, NotAnAnswer) as fault:
-            self.error = self.error or str(fault)
-            return
-        if piece is None:
-            return
+    def add(self, piece: Piece, seconds: float) -> None:
+        """Take what a chunk brought, and when."""
+        self.text += piece.text
         self.output_tokens += piece.tokens
         self.finish_reason = piece.finish_reason
-        self.chunk_seconds.append(now)
-        self.texts.append(piece.text)
+        self.chunk_seconds.append(seconds)
         if piece.text and self.first_token_seconds is None:
-            self.first_token_seconds = now
-
-    def finish(self, request: GenerationRequest) -> Generation:
-        """The answer with its error, if it is incomplete or implausible."""
-        text, tokens = "".join(self.texts), self.output_tokens
-        flaw = flaw_of(
-            tokens,
-            self.finish_reason,
-            most=request.maximum_tokens,
-            ignore_eos=request.ignore_eos,
-            has_text=bool(text) or request.allow_empty,
-        )
-        return Generation(
-            text=text,
-            output_tokens=tokens,
-            finish_reason=self.finish_reason,
-            status=self.status,
-            error=self.error or self.reader.lacks() or (flaw[1] if flaw else ""),
-            late=self.late,
-            sent_at=self.sent_at,
-            first_token_seconds=self.first_token_seconds,
-            total_seconds=self.elapsed(),
-            chunk_seconds=tuple(self.chunk_seconds),
-        )
+            self.first_token_seconds = seconds
 
 
 class GenerationClient:
@@ -233,23 +182,35 @@ class GenerationClient:
         return await self.session.post(self.url, json=body, allow_redirects=False)  # headers may hold keys
 
     async def _ask(self, request: GenerationRequest, *, stream: bool) -> Generation:
-        reading = _Reading(CompletionReader(self.model, stream=stream))
+        generation, reader, started = Generation(), CompletionReader(self.model, stream=stream), time.perf_counter()
         try:
             async with await self._post(request, stream=stream) as answer:
-                reading.status = answer.status
+                generation.status = answer.status
                 if answer.status != HTTPStatus.OK:
-                    reading.error = f"HTTP {answer.status}: {refusal_text(await read_body(answer))}"
-                elif stream:
-                    await _read_events(answer, reading)
+                    generation.error = f"HTTP {answer.status}: {refusal_text(await read_body(answer))}"
                 else:
-                    reading.add(await read_body(answer))
+                    async for data in _events(answer) if stream else _whole(answer):
+                        if piece := reader.read(data):
+                            generation.add(piece, time.perf_counter() - started)
         except TimeoutError:
-            reading.late = not reading.error
-            reading.error = reading.error or f"no complete answer within {self._timeout.total:g} s"
+            generation.late = True
+            generation.error = f"no complete answer within {self._timeout.total:g} s"
+        except (ErrorInAnswer, NotAnAnswer) as fault:
+            generation.error = str(fault)
         except NO_ANSWER as error:
-            reading.error = reading.error or f"{type(error).__name__}: {error}"
-        reading.error = shown(reading.error, self._secrets)
-        return reading.finish(request)
+            generation.error = f"{type(error).__name__}: {error}"
+        generation.total_seconds = time.perf_counter() - started
+        if not generation.error:
+            flaw = flaw_of(
+                generation.output_tokens,
+                generation.finish_reason,
+                most=request.maximum_tokens,
+                ignore_eos=request.ignore_eos,
+                has_text=bool(generation.text) or request.allow_empty,
+            )
+            generation.error = reader.lacks() or (flaw[1] if flaw else "")
+        generation.error = shown(generation.error, self._secrets)
+        return generation
 
 
 async def read_body(answer: aiohttp.ClientResponse) -> bytes:
@@ -266,13 +227,17 @@ async def read_body(answer: aiohttp.ClientResponse) -> bytes:
     return bytes(body)
 
 
-async def _read_events(answer: aiohttp.ClientResponse, reading: _Reading) -> None:
+async def _whole(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    yield await read_body(answer)
+
+
+async def _events(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     taken = 0
     async for line in answer.content:
         taken += len(line)
         _require_bounded(answer, taken)
         if line.startswith(b"data:"):
-            reading.add(line[5:])
+            yield line[5:]
 
 
 def _require_bounded(answer: aiohttp.ClientResponse, taken: int) -> None:

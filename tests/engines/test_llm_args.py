@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from llm_pipeline.adapters.tensorrt_llm.llmapi_builder import check_checkpoint
-from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
+from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.llm_args.checking import check_llm_args
 from llm_pipeline.engines.llm_args.recorded_schema import edition_of
@@ -158,40 +157,3 @@ def test_a_plain_file_has_no_warnings():
     for version in (OLD, NEW):
         document = render_llm_args(target(version), model="checkpoint", checkpoint=None).document
         assert check_llm_args(document, version).warnings == ()
-
-
-def test_a_complete_checkpoint_passes_without_a_warning(tmp_path):
-    facts = check_checkpoint(write_checkpoint(tmp_path / "c", "FP8", "FP8"), target())
-    assert (facts.quantization.algorithm, facts.context_length, facts.warnings) == ("FP8", 8192, ())
-
-
-@pytest.mark.parametrize(
-    ("name", "error"),
-    [
-        ("config.json", "config.json"),
-        ("model.safetensors", "no safetensors weights"),
-        ("tokenizer.json", "has no tokenizer"),
-    ],
-)
-def test_a_checkpoint_without_what_the_runtime_needs_is_refused(tmp_path, name, error):
-    checkpoint = write_checkpoint(tmp_path / "c")
-    (checkpoint / name).unlink()
-    with pytest.raises(IntegrityError, match=error):
-        check_checkpoint(checkpoint, target())
-
-
-def test_a_checkpoint_of_no_architecture_is_refused(tmp_path):
-    checkpoint = write_checkpoint(tmp_path / "c")
-    (checkpoint / "config.json").write_text("{}")
-    with pytest.raises(IntegrityError, match="names no architecture"):
-        check_checkpoint(checkpoint, target())
-
-
-def test_what_a_checkpoint_lacks_for_chats_and_length_is_a_warning(tmp_path):
-    checkpoint = write_checkpoint(tmp_path / "c")
-    (checkpoint / "tokenizer_config.json").write_text("{}")
-    longer = target(limits={"maximum_tokens_per_request": 9000})
-    found = check_checkpoint(checkpoint, longer).warnings
-    assert [text.split(":")[0][:24] for text in found] == [
-        "limits.maximum_tokens_pe", "no chat template",
-    ]  # fmt: skip

@@ -17,9 +17,9 @@ TOKENS = 100
 
 
 def answer(pieces: int, seconds: float, text: str = "x", error: str = "") -> Generation:
-    chunks = tuple(0.01 + seconds * number / pieces for number in range(pieces))
+    chunks = [0.01 + seconds * number / pieces for number in range(pieces)]
     return Generation(
-        text=text, output_tokens=TOKENS, finish_reason="length", status=200, error=error, sent_at=0.0,
+        text=text, output_tokens=TOKENS, finish_reason="length", status=200, error=error,
         first_token_seconds=chunks[0], total_seconds=chunks[-1], chunk_seconds=chunks,
     )  # fmt: skip
 

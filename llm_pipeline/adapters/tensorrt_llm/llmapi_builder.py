@@ -1,7 +1,7 @@
 """The `tensorrt_llm_llmapi` builder: the checkpoint is served as it is, by TensorRT-LLM's LLM API.
 
-There is no engine to compile. The build renders the LLM args for the target's version, checks them and the checkpoint
-before a GPU is touched, and then loads the model on the target's GPU, answers the golden prompts and measures. The
+There is no engine to compile. The build renders the LLM args for the target's version, checks them before a GPU is
+touched, and then loads the model on the target's GPU, answers the golden prompts and measures. The
 engine directory holds `llm_args.yaml` and `engine.json`, whose `checkpoint` names what is served.
 """
 
@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from llm_pipeline.adapters.tensorrt_llm.llmapi_smoke import SmokeReport
 from llm_pipeline.adapters.tensorrt_llm.repositories import LLM_ARGUMENTS_FILE
-from llm_pipeline.artifacts.checkpoint_files import QuantizationMetadata, read_json, read_quantization
+from llm_pipeline.artifacts.checkpoint_files import read_json, read_quantization
 from llm_pipeline.artifacts.engine_description import (
     EngineDescription,
     EngineFacts,
@@ -22,12 +21,11 @@ from llm_pipeline.artifacts.engine_description import (
     require_target_host,
 )
 from llm_pipeline.artifacts.golden import GOLDEN_FILE, answered, write_golden
-from llm_pipeline.artifacts.model_rules import TOKENIZER, read_model_rules, read_token_files
-from llm_pipeline.base.errors import ConfigError, IntegrityError
+from llm_pipeline.artifacts.model_rules import read_model_rules
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.json_document import load_record
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.offline import OFFLINE
-from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import BuildInputs, golden_match
 from llm_pipeline.engines.llm_args.checking import check_llm_args
 from llm_pipeline.engines.llm_args.rendering import LlmArgs, render_llm_args
@@ -51,12 +49,13 @@ class TensorRtLlmLlmApiBuilder:
                 where="accuracy.tasks",
                 hint="give the release a generative task",
             )
-        checkpoint = check_checkpoint(inputs.checkpoint, target)
-        dtype = inputs.dtype if checkpoint.quantization.algorithm is None else None
+        quantization = read_quantization(inputs.checkpoint)
+        context = stated_context(read_json(inputs.checkpoint / "config.json"))
+        dtype = inputs.dtype if quantization.algorithm is None else None
         arguments = render_llm_args(target, model=MODEL, checkpoint=inputs.checkpoint, dtype=dtype)
         check = check_llm_args(arguments.document, arguments.version)
         check.require(where)
-        for warning in (*checkpoint.warnings, *check.warnings):
+        for warning in check.warnings:
             log.warning(warning)
         log.info("the LLM args fit the recorded schema", version=arguments.version, warnings=len(check.warnings))
         host = require_target_host(target)
@@ -73,9 +72,9 @@ class TensorRtLlmLlmApiBuilder:
             builder="tensorrt_llm_llmapi",
             bytes=len(arguments.to_yaml().encode()),
             weight_format=target.weight_format,
-            quantization=checkpoint.quantization.algorithm,
+            quantization=quantization.algorithm,
             kv_cache=arguments.kv_cache_type,
-            context_length=checkpoint.context_length or target.limits.maximum_tokens_per_request,
+            context_length=context or target.limits.maximum_tokens_per_request,
             device=host.gpus[0].name,
             versions=report.versions,
             seconds=report.seconds,
@@ -94,52 +93,6 @@ class TensorRtLlmLlmApiBuilder:
             destination
         )
         return facts
-
-
-@dataclass(frozen=True)
-class CheckpointFacts:
-    """Facts of a checkpoint that the target's TensorRT-LLM can load, according to the recorded tables.
-
-    Attributes:
-        quantization: What it says of its quantization.
-        context_length: Most tokens that the model can attend to; None if its config does not say.
-        warnings: What may surprise when it is served.
-    """
-
-    quantization: QuantizationMetadata
-    context_length: int | None
-    warnings: tuple[str, ...]
-
-
-def check_checkpoint(checkpoint: Path, target: Target) -> CheckpointFacts:
-    """Check a Hugging Face checkpoint for the LLM API of the target's TensorRT-LLM version, before a GPU is used.
-
-    The runtime finds it only after minutes of loading, or never: a missing chat template is an error of the first chat
-    request. Whether that version reads the checkpoint's format was asked by the plan.
-
-    Raises:
-        IntegrityError: Its config, weights or tokenizer are missing, or its quantization metadata is damaged.
-    """
-    config = read_json(checkpoint / "config.json")
-    if not config.get("architectures"):
-        raise IntegrityError(
-            "config.json names no architecture: the runtime picks the model's code by it",
-            where=str(checkpoint),
-            hint="take config.json from the hub's revision as it is",
-        )
-    if not any(checkpoint.glob("*.safetensors")):
-        raise IntegrityError("the checkpoint has no safetensors weights", where=str(checkpoint))
-    if not (checkpoint / TOKENIZER).is_file():
-        hint = "copy the tokenizer's files beside the weights"
-        raise IntegrityError(f"the checkpoint has no tokenizer: no {TOKENIZER}", where=str(checkpoint), hint=hint)
-    quantization = read_quantization(checkpoint)
-    context_length = stated_context(config)
-    warnings, asked = [], target.limits.maximum_tokens_per_request
-    if context_length is not None and asked > context_length:
-        warnings.append(f"limits.maximum_tokens_per_request {asked} is beyond the model's {context_length} positions")
-    if not read_token_files(checkpoint).templates:
-        warnings.append("no chat template: plain prompts work, chat requests are refused")
-    return CheckpointFacts(quantization, context_length, tuple(warnings))
 
 
 def _run_smoke(inputs: BuildInputs, arguments: LlmArgs, scratch: Path) -> SmokeReport:
