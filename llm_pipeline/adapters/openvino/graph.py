@@ -28,33 +28,9 @@ from llm_pipeline.base.errors import Unsupported
 _TRACE_PREFIX = "self."
 _LAYER_NUMBER = re.compile(r"\.(\d+)\.")
 _HALF_TYPES = {torch.float16: ov.Type.f16, torch.bfloat16: ov.Type.bf16}
-_QUANTIZED_TYPES = frozenset({"i4", "u4", "i8", "u8", "f8e4m3", "f8e5m2"})
-_MATRIX_RANK = 2
 _SPLITTER = 2.0**20 + 1  # keeps 24 - 20 significant bits of a float32
 _SMALLEST_FP8 = 2.0**-9
 _SMALLEST_NORMAL_FP8 = 2.0**-6
-
-
-def count_quantized_weights(model: ov.Model) -> int:
-    """How many weight matrices of the model are stored in 8 bits or fewer."""
-    return sum(
-        node.get_type_name() == "Constant"
-        and node.get_element_type().get_type_name() in _QUANTIZED_TYPES
-        and len(node.get_output_shape(0)) >= _MATRIX_RANK
-        and node.get_output_shape(0)[-1] > 1  # a column is a zero point
-        and _is_weight(node)
-        for node in model.get_ordered_ops()
-    )
-
-
-def _is_weight(node: ov.Node) -> bool:
-    """Whether a constant reaches a MatMul or an embedding's Gather through nothing but its own decompression."""
-    passing = {"Convert", "Multiply", "Subtract", "Reshape", "Divide", "Clamp", "Round", "Abs", "Less", "Select"}
-    for consumer in (target.get_node() for target in node.output(0).get_target_inputs()):
-        kind = consumer.get_type_name()
-        if kind in {"MatMul", "Gather"} or (kind in passing and _is_weight(consumer)):
-            return True
-    return False
 
 
 class NativeWeights:
