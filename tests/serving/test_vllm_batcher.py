@@ -176,7 +176,7 @@ def test_no_engine_outlives_whoever_started_it(checkpoint, tmp_path):
         f"import json, os, sys; sys.path[:0] = [{str(ROOT)!r}]; from pathlib import Path; "
         "from llm_pipeline.serving.models.vllm_batcher import Batcher, Settings; "
         f"settings = Settings.of({PROPERTIES!r}, {LIMITS!r}); "
-        f"made = Batcher(Path({str(checkpoint)!r}), Settings(settings.arguments, 128, None, Path({str(tmp_path)!r}))); "
+        f"made = Batcher(Path({str(checkpoint)!r}), Settings(settings.arguments, None, Path({str(tmp_path)!r}))); "
         "print(made._process.pid, flush=True); os.kill(os.getpid(), 9)"
     )
     ended = subprocess.run(
@@ -201,14 +201,14 @@ def test_a_load_that_fails_says_why(checkpoint, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(DOUBLE))
     settings = Settings.of(PROPERTIES, LIMITS | {"maximum_tokens_per_request": 5000})
     with pytest.raises(RuntimeError, match="greater than the derived one"):
-        Batcher(checkpoint, Settings(settings.arguments, 5000, workspace=tmp_path / "workspace"))
+        Batcher(checkpoint, Settings(settings.arguments, workspace=tmp_path / "workspace"))
 
 
 def test_an_interpreter_without_vllm_says_so(checkpoint, tmp_path, monkeypatch):
     monkeypatch.delenv("PYTHONPATH", raising=False)
     settings = Settings.of(PROPERTIES, LIMITS)
     with pytest.raises(RuntimeError, match="No module named 'vllm'"):
-        Batcher(checkpoint, Settings(settings.arguments, 128, workspace=tmp_path / "workspace"))
+        Batcher(checkpoint, Settings(settings.arguments, workspace=tmp_path / "workspace"))
 
 
 def test_a_server_finds_what_the_build_compiled(checkpoint, tmp_path, monkeypatch):

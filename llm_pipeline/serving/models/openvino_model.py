@@ -291,7 +291,7 @@ class TritonPythonModel(served_model.ServedModel):
             self._pipeline.step()
             self._deliver()
             usage = self._pipeline.get_metrics().cache_usage / 100.0  # a percentage of the step, before it frees
-            self._metrics.kv_cache_usage(usage, last=not self._live)
+            self._metrics.engine_load(usage, last=not self._live)
         if self._scoring:
             self._score()
 

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,17 +36,6 @@ if not os.read(0, 1):
     if not select.select([server], [], [], 10)[0]:
         signal.pidfd_send_signal(server, signal.SIGKILL)
 """
-
-
-@dataclass(frozen=True)
-class EngineLoad:
-    """What an engine reports after a step: KV cache in use (0 to 1), requests that wait, `COUNTED` since its start."""
-
-    kv_cache_usage: float
-    waiting: int = 0
-    preemptions: int = 0
-    drafts: int = 0
-    accepted: int = 0
 
 
 COUNTED = {
@@ -127,23 +116,26 @@ class Metrics:
             self._counters[name] = counter.Metric(labels={"instance": instance})
             base.keep(counter, self._counters[name])
 
-    def kv_cache_usage(self, fraction: float, *, last: bool) -> None:
-        """Report the KV cache's usage after a step; see `engine_load`."""
-        self.engine_load(EngineLoad(fraction), last=last)
+    def engine_load(self, kv_cache_usage: float, *, last: bool, waiting: int = 0, **counted: int) -> None:
+        """Report the engine's load after a step: at most every 0.1 s, and always before it idles.
 
-    def engine_load(self, load: EngineLoad, *, last: bool) -> None:
-        """Report the engine's load after a step: at most every 0.1 s, and always before it idles."""
+        Args:
+            kv_cache_usage: Share of the KV cache in use, 0 to 1.
+            last: The engine idles from now on.
+            waiting: Requests that wait.
+            counted: `COUNTED`, since the engine's start.
+        """
         now = time.monotonic()
         if not last and now - self._reported_at < GAUGE_SECONDS:
             return
         self._reported_at = now
         with self._lock:
-            self._kv_cache.set(load.kv_cache_usage)
+            self._kv_cache.set(kv_cache_usage)
             if self._waiting:
-                self._waiting.set(load.waiting)
-            for name, counter in self._counters.items():
-                if (count := getattr(load, name)) > self._counted[name]:
-                    counter.increment(count - self._counted[name])
+                self._waiting.set(waiting)
+            for name, count in counted.items():
+                if count > self._counted[name]:
+                    self._counters[name].increment(count - self._counted[name])
                 self._counted[name] = count  # an engine that started again counts from zero
 
 

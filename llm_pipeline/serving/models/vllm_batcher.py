@@ -49,7 +49,6 @@ class Settings:
 
     Attributes:
         arguments: vLLM's engine arguments, but for the model.
-        maximum_tokens_per_request: Prompt and answer together.
         compiled: Directory of what vLLM compiled before; None for none.
         workspace: Where vLLM keeps what it compiles; None for a place in the home directory.
         end_tokens: What ends an answer.
@@ -57,7 +56,6 @@ class Settings:
     """
 
     arguments: Mapping[str, Any]
-    maximum_tokens_per_request: int
     compiled: Path | None = None
     workspace: Path | None = None
     end_tokens: Sequence[int] = ()
@@ -82,8 +80,7 @@ class Settings:
             arguments["num_gpu_blocks_override"] = limits["kv_cache_blocks"]
         compiled = engine / COMPILED_DIRECTORY if engine else None
         found = compiled if compiled and compiled.is_dir() else None
-        longest, threads = limits["maximum_tokens_per_request"], properties.get("threads")
-        return Settings(arguments, longest, found, end_tokens=end_tokens, threads=threads)
+        return Settings(arguments, found, end_tokens=end_tokens, threads=properties.get("threads"))
 
 
 @dataclass(frozen=True)
@@ -115,6 +112,7 @@ class Batcher:
         tokenizer: The checkpoint's.
         facts: Version, blocks of the KV cache, and how the weights were read, as the engine reported them.
         waiting: Requests in vLLM's queue.
+        is_running: The engine is alive.
         preemptions: Requests that lost their place in vLLM's batch, since the engine started.
         drafts: Steps of requests with speculated tokens, since then.
         accepted: Speculated tokens that were right, since then.
@@ -179,13 +177,13 @@ class Batcher:
         if "ready" not in first:
             raise RuntimeError(f"vLLM did not start: {first.get('failed', 'its process ended, and its log says why')}")
         self.facts: dict[str, Any] = first["ready"]
-        self._running = True
+        self.is_running = True
         threading.Thread(target=self._read, args=(self._lines, self._outbox), name="vllm", daemon=True).start()
 
     @property
     def longest(self) -> int:
         """Most tokens of a prompt and its answer."""
-        return self._settings.maximum_tokens_per_request
+        return int(self._settings.arguments["max_model_len"])
 
     @property
     def blocks(self) -> int:
@@ -196,11 +194,6 @@ class Batcher:
     def cache_usage(self) -> float:
         """Share of the cache that holds tokens of live requests, from 0 to 1."""
         return self._cache_usage if self._live else 0.0
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the engine is alive."""
-        return self._running
 
     def fits(self, tokens: int) -> bool:
         """Whether an empty cache could hold a prompt and its answer."""
@@ -252,7 +245,7 @@ class Batcher:
         """End the engine and every process of it: they hold the GPU's memory."""
         if self._process is None:
             return
-        self._running = False
+        self.is_running = False
         with contextlib.suppress(OSError):
             self._channel.shutdown(socket.SHUT_RDWR)  # closing it is not enough: the reader holds it, too
         self._channel.close()
@@ -279,7 +272,7 @@ class Batcher:
         except (OSError, ValueError):
             pass  # it was stopped, or ended in the middle of a line
         if outbox is self._outbox:
-            self._running = False
+            self.is_running = False
             outbox.put([])
 
     def _send(self, message: Mapping[str, Any]) -> None:
@@ -287,7 +280,7 @@ class Batcher:
             with self._sending:
                 self._channel.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
-            self._running = False  # the reader finds out, too
+            self.is_running = False  # the reader finds out, too
 
     def _places(self) -> dict[str, str]:
         """Where vLLM and its compilers keep what they compile, with what the build compiled already in it."""

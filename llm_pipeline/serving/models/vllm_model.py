@@ -180,10 +180,15 @@ class TritonPythonModel(served_model.ServedModel):
         self._deliver()
         self._cancel_abandoned()
         engine = self._batcher
-        waiting = len(self._waiting) + engine.waiting
-        load = served_model.EngineLoad(engine.cache_usage, waiting, engine.preemptions, engine.drafts, engine.accepted)
-        self._metrics.engine_load(load, last=not self._running)
-        if not self._batcher.is_running and not self._stopping:
+        self._metrics.engine_load(
+            engine.cache_usage,
+            last=not self._running,
+            waiting=len(self._waiting) + engine.waiting,
+            preemptions=engine.preemptions,
+            drafts=engine.drafts,
+            accepted=engine.accepted,
+        )
+        if not engine.is_running and not self._stopping:
             self._start_again("its thread ended")
 
     def _seconds_to_wait(self) -> float:

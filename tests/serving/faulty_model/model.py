@@ -176,7 +176,7 @@ class TritonPythonModel(served_model.ServedModel):
         self._metrics.generated(self._said)
         self._said = 0
         room = self._limits.maximum_sequences * self._limits.maximum_tokens_per_request
-        self._metrics.kv_cache_usage(min(1.0, held / room), last=not self._live)
+        self._metrics.engine_load(min(1.0, held / room), last=not self._live)
 
     def _advance(self, live: Live, now: float) -> None:
         """Say one more word, or go wrong."""
