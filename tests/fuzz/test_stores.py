@@ -17,7 +17,6 @@ from llm_pipeline.cli import main
 
 COMMANDS = (
     ("ls", "releases"),
-    ("ls", "pointers"),
     ("verify", "tiny-00000002-00000064"),
     ("show", "tiny-00000001-00000064"),
     ("gc",),
