@@ -12,6 +12,7 @@ import pytest
 from documented_roles import documented_rules, without
 
 from llm_pipeline.adapters.kubernetes import api as kubernetes_api
+from llm_pipeline.adapters.kubernetes import runner as kubernetes
 from llm_pipeline.adapters.kubernetes.adapter import KubernetesEnvironment
 from llm_pipeline.adapters.kubernetes.runner import KubernetesRunner
 from llm_pipeline.base.errors import ConfigError, RemoteStageTransient
@@ -124,7 +125,7 @@ def test_each_permission_that_is_missing_is_one_error_that_names_it(place, real_
     )
     with pytest.raises(ConfigError, match=rf'cannot {verb} resource "{resource}" .* in the namespace') as caught:
         used(place, place.scripted("echo here; sleep 600"))
-    assert caught.value.hint == f"this account needs: {kubernetes_api.Cluster.NEEDS}"
+    assert caught.value.hint == f"this account needs: {kubernetes._NEEDS}"
 
 
 def test_pods_that_a_deleted_job_left_need_the_permission_to_delete_them(place, real_kubernetes):
