@@ -105,7 +105,7 @@ def test_resolve_publishes_a_mixture_with_a_named_set_and_says_where_it_is_from(
     local_hub.publish()
     release = Release(tmp_path, local_hub)
     recipe = release.root / "quantization" / "fp8.yaml"
-    sources = ["calibration/demo.jsonl", {"dataset": "set:news", "weight": 3}]
+    sources = ["calibration/demo.jsonl", "set:news"]
     release.set(recipe, calibration=yaml.safe_load(recipe.read_text())["calibration"] | {"sources": sources})
     loaded = load_release(release.path)
     result = release.resolve()
