@@ -47,8 +47,6 @@ ItemPlace = tuple[str, int]
 POOLED = "all tasks"
 LOOKS = 5
 """Portions that documents are cut into, and looks that a gate has, at most."""
-EACH_BY_ITSELF = "none"
-"""The cluster field that says that every document stands for itself."""
 LONG = 100
 """Characters of a text that documents do not share by chance; about twenty words."""
 ENOUGH_CLUSTERS = 50

@@ -245,7 +245,13 @@ def resume(store: ArtifactStore, place: str, *, by: str) -> Reply:
         late = f"nobody resumed {name} within {known.deadline_seconds:.0f} s"
         return Reply(counted=False, message=f"too late, nothing was changed: {late}")
     ended = known.model_copy(update={"resumed_by": by})
-    edit_place(store, place, lambda state: state.model_copy(update={"pause": ended}))
+
+    def resumed(state: PlaceState) -> PlaceState:
+        return state.model_copy(update={"pause": ended}) if state.pause == known else state
+
+    if edit_place(store, place, resumed).pause != ended:
+        words = f"nothing was changed: somebody else just changed the pause of {name}; see `llm-pipeline status`"
+        return Reply(counted=False, message=words)
     return Reply(counted=True, message=f"resumed: {name}")
 
 

@@ -78,6 +78,7 @@ def add_commands(commands: Commands) -> None:
     )
     stop.add_argument("place", nargs="?", help=f"{_PLACE} (default: all of them)")
     stop.add_argument("--staging", action="store_true", help="stop only what is staged")
+    stop.add_argument("--release", default="", help="the staged release, if its server is not on this host")
     stop.add_argument("--yes", action="store_true", help="do not ask")
     stop.add_argument(
         "--drain",
@@ -181,7 +182,7 @@ def _stop_staging(options: argparse.Namespace) -> int:
     from llm_pipeline.operations.staging import stop_staging
 
     deployment, store, place = _named_place(options)
-    stopped = stop_staging(store, deployment, place)
+    stopped = stop_staging(store, deployment, place, release_id=options.release)
     write_lines([f"what was staged at {place} was stopped" if stopped else f"nothing was staged at {place}"])
     return ExitCode.GO
 

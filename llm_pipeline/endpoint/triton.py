@@ -87,7 +87,9 @@ class Triton:
                     ended = bool(pieces[-1].finish_reason)
                     yield pieces
             if rest.strip():  # a refusal is one object alone, as an event or not
-                yield [_piece(rest, answer.status)]
+                piece = _piece(rest, answer.status)
+                ended = bool(piece.finish_reason)
+                yield [piece]
         except (aiohttp.ClientError, ValueError, LookupError) as error:
             raise ApiError(f"the answer broke off: {type(error).__name__}", status=500) from error
         finally:

@@ -28,35 +28,43 @@ def start_staging(store: ArtifactStore, deployment: Deployment, place: str, rele
         PipelineError: It does not start; another release that is staged is left alone.
     """
     refuse_in_use(store, place, release_id)
-    flow = ReleaseProgress.open(deployment, release_id).here(deployment)
-    target = flow.record.target_at(place)
-    if target not in flow.targets:
-        raise ConfigError(f"release {release_id} has no target for {place}", hint=f"it has {', '.join(flow.targets)}")
-    outcome = execute(flow.request("staging", target))
-    if isinstance(outcome, StageFailure):
-        raise from_document(outcome.error)
-    return outcome
+    return _stage(deployment, place, release_id, "staging")
 
 
-def stop_staging(store: ArtifactStore, deployment: Deployment, place: str) -> bool:
+def stop_staging(store: ArtifactStore, deployment: Deployment, place: str, *, release_id: str = "") -> bool:
     """Stop what is staged at a place, with a comparison's server; returns whether a staging server ran.
 
     Args:
         store: The deployment's.
         deployment: Where the place is.
         place: Which of its places.
+        release_id: What is staged; a server of this host is found without it.
 
     Raises:
-        ConfigError: A release is on its way and may be measured there, or the server is none of this host.
+        ConfigError: A release is on its way and may be measured there, or the server is none of this host and no
+            release is named.
     """
     refuse_in_use(store, place)
     ports, root = deployment.places[place].staging, Path(deployment.state_root) / place
-    if not isinstance(ports, ServerPorts):
-        raise ConfigError(f"the staging server of {place} is not on this host", hint="whoever started it stops it")
-    was_running = find_server(root / STAGING) is not None
-    for server in (STAGING, COMPARISON):
-        stop_server(root / server)
-    return was_running
+    if isinstance(ports, ServerPorts):
+        was_running = find_server(root / STAGING) is not None
+        for server in (STAGING, COMPARISON):
+            stop_server(root / server)
+        return was_running
+    if not release_id:
+        raise ConfigError(f"the staging server of {place} is not on this host", hint="name its release: --release")
+    return bool(_stage(deployment, place, release_id, "staging_down").metrics["was_running"])
+
+
+def _stage(deployment: Deployment, place: str, release_id: str, stage: str) -> StageResult:
+    flow = ReleaseProgress.open(deployment, release_id).here(deployment)
+    target = flow.record.target_at(place)
+    if target not in flow.targets:
+        raise ConfigError(f"release {release_id} has no target for {place}", hint=f"it has {', '.join(flow.targets)}")
+    outcome = execute(flow.request(stage, target))
+    if isinstance(outcome, StageFailure):
+        raise from_document(outcome.error)
+    return outcome
 
 
 def refuse_in_use(store: ArtifactStore, place: str, release_id: str = "") -> None:

@@ -9,10 +9,12 @@ import pytest
 from simulated import Killed, Site
 
 from llm_pipeline.base.errors import ConfigError, Transient
-from llm_pipeline.canary import controller
+from llm_pipeline.canary import controller, people
 from llm_pipeline.canary.people import Reply, pause, resume
 from llm_pipeline.canary.record import Phase
 from llm_pipeline.operations.rollback import ensure_rolled_back, roll_back
+from llm_pipeline.store.artifact_store import ArtifactStore
+from llm_pipeline.store.place_state import PlaceState
 
 pytestmark = pytest.mark.usefixtures("fast")
 
@@ -146,6 +148,24 @@ def test_a_paused_canary_is_rolled_back_on_request(site, how) -> None:
     back()
     assert (site.record().phase, site.weights()) == (Phase.ROLLED_BACK, {"blue": 10_000})
     assert not pause_it(site).counted, "what was taken back cannot be paused"
+
+
+def test_a_resume_that_comes_between_two_other_words_of_people_takes_nothing_back(site, monkeypatch) -> None:
+    really, replies = people.edit_place, []
+
+    def another_was_faster(store: ArtifactStore, place: str, change: Callable[[PlaceState], PlaceState]) -> PlaceState:
+        monkeypatch.setattr(people, "edit_place", really)
+        resume(store, place, by="carol")
+        return really(store, place, change)
+
+    def resume_late() -> None:
+        monkeypatch.setattr(people, "edit_place", another_was_faster)
+        replies.append(resume_it(site))
+
+    site.at_looks({FIRST_LOOK: lambda: pause_it(site), LATER: resume_late})
+    assert site.step(20).verdict == "GO"
+    assert not replies[0].counted
+    assert "somebody else" in replies[0].message
 
 
 def test_a_place_where_nothing_is_on_trial_cannot_be_paused(site) -> None:
