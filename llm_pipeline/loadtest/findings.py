@@ -14,13 +14,7 @@ from typing import TypeVar
 from llm_pipeline.base.quantities import byte_size
 from llm_pipeline.base.text_table import aligned
 from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel
-from llm_pipeline.loadtest.outcome import (
-    Latency,
-    LoadTestOutcome,
-    WindowSummary,
-    deciding_windows,
-    quantile_of,
-)
+from llm_pipeline.loadtest.outcome import QUANTILES, Latency, LoadTestOutcome, WindowSummary, deciding_windows
 
 _MEASURES: tuple[tuple[str, str, str], ...] = (
     ("to the first token", "first_token", "first_token_milliseconds"),
@@ -128,8 +122,8 @@ def _window_row(window: WindowSummary, said: str) -> Row:
         f"{100 * window.good_fraction:.1f} %",
         _pair(window.first_token),
         _pair(window.time_per_output_token),
-        milliseconds(_quantile(window.end_to_end, 0.99)),
-        milliseconds(stall.maximum_milliseconds if stall and stall.maximum_milliseconds > 0.0 else None),
+        milliseconds(window.end_to_end.p99 if window.end_to_end else None),
+        milliseconds(stall.maximum if stall and stall.maximum > 0.0 else None),
         number(window.output_tokens_per_second),
         "void" if window.void else said,
     )
@@ -154,15 +148,15 @@ def _latencies(outcome: LoadTestOutcome, policy: LoadTestPolicy) -> Table | None
 
 def _latency_row(words: str, latencies: Sequence[Latency | None], level: ServiceLevel, limit: str) -> Row | None:
     found = [latency for latency in latencies if latency]
-    if not found or max(latency.maximum_milliseconds for latency in found) <= 0.0:
+    if not found or max(latency.maximum for latency in found) <= 0.0:
         return None
     allowed = getattr(level, limit) if limit else None
     quantiles = []
-    for quantile in (0.5, 0.9, 0.95, 0.99):
-        values = sorted(value for latency in found if (value := _quantile(latency, quantile)) is not None)
+    for quantile in QUANTILES.values():
+        values = sorted(getattr(latency, quantile) for latency in found)
         ends = f" [{milliseconds(values[0])}..{milliseconds(values[-1])}]" if len(values) > 1 else ""
         quantiles.append(f"{milliseconds(statistics.median(values))}{ends}")
-    maximum = milliseconds(max(latency.maximum_milliseconds for latency in found))
+    maximum = milliseconds(max(latency.maximum for latency in found))
     return (words, *quantiles, maximum, "" if allowed is None else f"{allowed:g}")
 
 
@@ -222,14 +216,8 @@ def _comparison(outcome: LoadTestOutcome) -> Table | None:
     return _table(f"Against production, {quote(found.production)}", head, rows)
 
 
-def _quantile(latency: Latency | None, quantile: float) -> float | None:
-    found = quantile_of([latency], quantile)
-    return found.milliseconds if found else None
-
-
 def _pair(latency: Latency | None) -> str:
-    both = [milliseconds(_quantile(latency, quantile)) for quantile in (0.5, 0.99)]
-    return " / ".join(both) if all(both) else ""
+    return f"{milliseconds(latency.p50)} / {milliseconds(latency.p99)}" if latency else ""
 
 
 ValueT = TypeVar("ValueT")

@@ -22,30 +22,14 @@ OUTCOME_FILE = "load_test.json"
 Phase = Literal["floor", "ceiling", "target", "search", "confirmation"]
 
 
-class Quantile(Frozen):
-    """A quantile of a latency, in milliseconds."""
-
-    quantile: float
-    milliseconds: float
-
-
 class Latency(Frozen):
-    """One latency of the answered requests."""
+    """One latency of the answered requests, in milliseconds."""
 
-    mean_milliseconds: float
-    maximum_milliseconds: float
-    quantiles: tuple[Quantile, ...]
-
-
-class SecondOfTraffic(Frozen):
-    """The requests that were scheduled within one second of the window."""
-
-    second: int
-    arrived: int
-    failed: int
-    good: int
-    output_tokens: int
-    longest_stall_milliseconds: float | None = None
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    maximum: float
 
 
 class ServerUse(Frozen):
@@ -119,7 +103,6 @@ class WindowSummary(Frozen):
     time_per_output_token: Latency | None
     longest_stall: Latency | None
     end_to_end: Latency | None
-    seconds: tuple[SecondOfTraffic, ...] = ()
     server: ServerUse = ServerUse()
     void: str = ""
 
@@ -253,10 +236,14 @@ def try_of(window: WindowSummary) -> str:
     return "-".join(window.name.split("-")[:2])
 
 
-def quantile_of(latencies: Iterable[Latency | None], quantile: float) -> Quantile | None:
-    """A quantile over several windows: the middle one's."""
-    found = [q.milliseconds for latency in latencies if latency for q in latency.quantiles if q.quantile == quantile]
-    return Quantile(quantile=quantile, milliseconds=statistics.median(found)) if found else None
+QUANTILES = {0.5: "p50", 0.9: "p90", 0.95: "p95", 0.99: "p99"}
+"""The quantiles of a latency that are kept, and their names."""
+
+
+def quantile_of(latencies: Iterable[Latency | None], quantile: float) -> float | None:
+    """A quantile over several windows, in milliseconds: the middle one's."""
+    found = [getattr(latency, QUANTILES[quantile]) for latency in latencies if latency]
+    return statistics.median(found) if found else None
 
 
 def token_cost(outcome: LoadTestOutcome, hour_price: float | None, currency: str) -> TokenCost | None:

@@ -1,15 +1,13 @@
 """Measures windows one after another, each with fresh traffic, and keeps their summaries.
 
-A summary has quantiles, rates, faults by kind and a time series. Everything is computed over the columns of
+A summary has quantiles, rates and faults by kind. Everything is computed over the columns of
 `Records`: a million requests take about a second.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +17,7 @@ from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.config.workload import Workload
 from llm_pipeline.loadtest.gate import good, void_reason, worst_severity
 from llm_pipeline.loadtest.measure import LoadClient, MeasuredWindow, client_lag_seconds, rate_share
-from llm_pipeline.loadtest.outcome import Latency, Phase, Quantile, SecondOfTraffic, WindowSummary
+from llm_pipeline.loadtest.outcome import QUANTILES, Latency, Phase, WindowSummary
 from llm_pipeline.loadtest.records import Fault, Records, write_records
 from llm_pipeline.loadtest.traffic import Traffic
 from llm_pipeline.loadtest.workload import TrafficSource
@@ -126,7 +124,7 @@ class Windows:
             requests=summary.requests,
             failed=summary.failed,
             good=_short(summary.good_fraction),
-            first_token_p50_ms=_short(first.quantiles[0].milliseconds) if first else None,
+            first_token_p50_ms=_short(first.p50) if first else None,
             tokens_per_second=_short(summary.output_tokens_per_second),
         )
         return measured.records
@@ -139,8 +137,6 @@ class Windows:
 def _short(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.4g}")
 
-
-QUANTILES = (0.5, 0.9, 0.95, 0.99)
 
 Values = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -201,7 +197,6 @@ def summarize_window(  # noqa: PLR0917 - its name, its traffic and its result
         time_per_output_token=latency(judged.time_per_output_token_seconds[answered]),
         longest_stall=latency(judged["longest_gap_seconds"][answered]),
         end_to_end=latency(judged["total_seconds"][answered]),
-        seconds=_by_second(judged, is_good),
         server=measured.server,
         void=void,
     )
@@ -216,46 +211,9 @@ def longest_wait(moments: Values, slowness: Values) -> float:
 
 def latency(seconds: Values) -> Latency | None:
     """A latency of several requests; NaN is left out, and None is returned when nothing remains."""
-    values = np.sort(seconds[~np.isnan(seconds)])
+    values = seconds[~np.isnan(seconds)]
     if not values.size:
         return None
-    ranks = [max(1, math.ceil(quantile * values.size)) for quantile in QUANTILES]
-    return Latency(
-        mean_milliseconds=1e3 * float(np.mean(values)),
-        maximum_milliseconds=1e3 * float(values[-1]),
-        quantiles=tuple(
-            Quantile(quantile=quantile, milliseconds=1e3 * float(values[rank - 1]))
-            for quantile, rank in zip(QUANTILES, ranks, strict=True)
-        ),
-    )
-
-
-def _by_second(judged: Records, is_good: Mask) -> tuple[SecondOfTraffic, ...]:
-    """The requests by the second of their scheduled arrival, including seconds without any."""
-    seconds = judged["arrives_at"].astype(np.int64)
-    length = int(seconds.max()) + 1
-    answered = judged.answered
-
-    def counted(mask: Mask, weights: NDArray[Any] | None = None) -> list[int]:
-        chosen = None if weights is None else weights[mask]
-        counts: list[int] = np.bincount(seconds[mask], chosen, minlength=length).astype(np.int64).tolist()
-        return counts
-
-    everything = np.ones(len(judged), np.bool_)
-    stalls = np.zeros(length)
-    np.maximum.at(stalls, seconds, judged["longest_gap_seconds"])
-    columns = zip(
-        counted(everything), counted(~answered), counted(is_good), counted(answered, judged["output_tokens"]),
-        stalls.tolist(), strict=True,
-    )  # fmt: skip
-    return tuple(
-        SecondOfTraffic(
-            second=second,
-            arrived=arrived,
-            failed=failed,
-            good=kept,
-            output_tokens=tokens,
-            longest_stall_milliseconds=1e3 * stall if arrived and stall > 0.0 else None,
-        )
-        for second, (arrived, failed, kept, tokens, stall) in enumerate(columns)
-    )
+    found = 1e3 * np.quantile(values, [*QUANTILES], method="inverted_cdf")
+    quantiles = dict(zip(QUANTILES.values(), found.tolist(), strict=True))
+    return Latency(**quantiles, maximum=1e3 * float(values.max()))

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from llm_pipeline.accuracy.evaluation import EvaluationSummary, read_summary
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.canary.timeline import read_timeline
 from llm_pipeline.config.policy import LoadTestPolicy
+from llm_pipeline.loadtest.gate import good
 from llm_pipeline.loadtest.outcome import deciding_windows, read_outcome
 from llm_pipeline.loadtest.records import COLUMNS, Records, read_records
 from llm_pipeline.planning.memory import climbing_order
@@ -45,6 +47,7 @@ from llm_pipeline.reporting.model import (
     LatencyCurve,
     LoadStudy,
     ReportData,
+    TrafficSeries,
     stage_label,
 )
 from llm_pipeline.reporting.spending import read_spending
@@ -80,11 +83,42 @@ def read_load(directory: Path, target: str, policy: LoadTestPolicy) -> LoadStudy
     """
     outcome = read_outcome(directory)
     paths = [directory / f"{window.name}.csv.gz" for window in deciding_windows(outcome)]
-    kept = [read_records(path) for path in paths if path.exists()]
+    kept = [records for path in paths if path.exists() and len(records := read_records(path).judged)]
     if not kept:
         return LoadStudy(target=target, policy=policy, outcome=outcome)
-    records = Records({name: np.concatenate([part[name] for part in kept]) for name in COLUMNS})
-    return LoadStudy(target=target, policy=policy, outcome=outcome, curves=tuple(_curves(records.judged)))
+    starts = np.cumsum([0.0, *(np.floor(part["arrives_at"][-1]) + 1.0 for part in kept)])
+    columns = {name: np.concatenate([part[name] for part in kept]) for name in COLUMNS}
+    columns["arrives_at"] += np.repeat(starts[:-1], list(map(len, kept)))
+    records = Records(columns)
+    return LoadStudy(
+        target=target,
+        policy=policy,
+        outcome=outcome,
+        curves=tuple(_curves(records)),
+        series=_series(records, starts, policy),
+    )
+
+
+def _series(records: Records, starts: NDArray[np.float64], policy: LoadTestPolicy) -> TrafficSeries:
+    """Requests by intervals of a second, or of more where there would be too many; `starts` ends with the end."""
+    intervals = min(MOST_SAMPLES, int(starts[-1]))
+    edges = np.linspace(0.0, starts[-1], intervals + 1)
+    places = np.minimum(np.searchsorted(edges, records["arrives_at"], side="right") - 1, intervals - 1)
+
+    def rate(weights: NDArray[Any]) -> tuple[float, ...]:
+        return tuple((np.bincount(places, weights, minlength=intervals) / edges[1]).tolist())
+
+    stalls = np.zeros(intervals)
+    np.maximum.at(stalls, places, 1e3 * records["longest_gap_seconds"])
+    return TrafficSeries(
+        edges=tuple(edges.tolist()),
+        starts=tuple(starts[:-1].tolist()),
+        arrived=rate(np.ones(len(records))),
+        good=rate(good(records, policy.service_level)),
+        failed=rate(~records.answered),
+        output_tokens=rate(np.where(records.answered, records["output_tokens"], 0)),
+        longest_stall_milliseconds=tuple(stalls.tolist()),
+    )
 
 
 def _curves(records: Records) -> Iterator[LatencyCurve]:

@@ -19,17 +19,12 @@ def highlights(
     *,
     candidates: Sequence[CandidateRow] = (),
 ) -> tuple[Figure, ...]:
-    """Size, speed and accuracy of each chosen recipe, then each load test, what was chosen by cost, and each canary."""
+    """Size and accuracy of each chosen recipe, then each load test, what was chosen by cost, and each canary."""
     found: list[Figure] = []
     for chosen in (trial for trial in trials if trial.chosen_on):
         if chosen.bytes:
             note = f"{100 * chosen.size_ratio:.0f} % of the baseline's" if chosen.size_ratio else ""
             found.append(Figure(label=f"Size, {chosen.name}", value=byte_size(chosen.bytes), note=note))
-        for engine in chosen.engines:
-            if engine.single_stream:
-                note = f"{engine.batched:,.0f} with {engine.sequences or 'several'} requests" if engine.batched else ""
-                value = f"{engine.single_stream:,.0f} tokens/s"
-                found.append(Figure(label=f"Engine alone, {engine.target}", value=value, note=note))
         found += _accuracy(chosen, accuracy)
     return (
         *found,
@@ -76,7 +71,9 @@ def load_figures(load: LoadStudy) -> Iterator[Figure]:
     if windows:
         requests, failed = (sum(getattr(window, name) for window in windows) for name in ("requests", "failed"))
         good = sum(window.good_fraction * window.requests for window in windows) / requests
-        notes = (f"{100 * good:.1f} % good, {failed:,} of {requests:,} failed", *_slow(load, windows))
+        tokens = sum(window.output_tokens_per_second for window in windows) / len(windows)
+        counts = f"{100 * good:.1f} % good, {failed:,} of {requests:,} failed"
+        notes = (counts, *_slow(load, windows), f"{tokens:,.0f} tokens/s")
         value = "none confirmed" if rate is None else f"{rate:.3g}/s"
         yield Figure(label=f"Requests under load, {load.target}", value=value, note="; ".join(notes))
 
@@ -88,7 +85,7 @@ def _slow(load: LoadStudy, windows: Sequence[WindowSummary]) -> Iterator[str]:
         if found is not None:
             limit = load.limit(name)
             allowed = "" if limit is None else f", limit {measure(limit, 'ms')}"
-            yield f"{name} p95 {measure(found.milliseconds, 'ms')}{allowed}"
+            yield f"{name} p95 {measure(found, 'ms')}{allowed}"
             return
 
 

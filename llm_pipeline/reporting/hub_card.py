@@ -27,7 +27,7 @@ from llm_pipeline.release.record import ReleaseRecord
 from llm_pipeline.release.step import Effect
 from llm_pipeline.reporting.headline import UNQUANTIZED
 from llm_pipeline.reporting.highlights import load_figures
-from llm_pipeline.reporting.model import AccuracyStudy, ReportData, stage_label
+from llm_pipeline.reporting.model import AccuracyStudy, ReportData
 
 PROVENANCE_DIRECTORY = "llm_pipeline"
 """Where the pushed repository has what is not the model's: loaders, and our own download, leave it out."""
@@ -101,7 +101,7 @@ def _is_evidence(stage: str) -> bool:
 def render_card(facts: CardFacts) -> str:
     """The card: YAML metadata, then Markdown."""
     fields = yaml.safe_dump(dict(_metadata(facts)), sort_keys=False, allow_unicode=True)
-    parts = (_heading(facts), _recipe(facts), _accuracy(facts), _speed(facts), _gates(facts), _serving(facts))
+    parts = (_heading(facts), _recipe(facts), _accuracy(facts), _speed(facts), _serving(facts))
     lines = [line for part in (*parts, _provenance(facts)) for line in part]
     return f"---\n{fields}---\n\n" + "\n".join(lines).rstrip("\n") + "\n"
 
@@ -199,30 +199,10 @@ def _speed(facts: CardFacts) -> Iterator[str]:
         if load.target in facts.targets
         for figure in load_figures(load)
     ]
-    trial = next((one for one in facts.report.trials if one.name == facts.recipe), None)
-    engines = [
-        (f"Engine, {engine.target}", engine.in_words, engine.device)
-        for engine in (trial.engines if trial else ())
-        if engine.target in facts.targets and engine.in_words
-    ]
-    rows = [*engines, *rows]
     if rows:
         yield "## Speed"
         yield ""
         yield from _table(("", "", ""), rows)
-
-
-def _gates(facts: CardFacts) -> Iterator[str]:
-    rows = [
-        (stage_label(one), one.judgement.verdict.value, one.judgement.summary)
-        for one in facts.behind_it
-        if one.judgement is not None
-    ]
-    yield "## Gates"
-    yield ""
-    yield "What the release had to pass before users could get it."
-    yield ""
-    yield from _table(("gate", "verdict", ""), rows)
 
 
 def _serving(facts: CardFacts) -> Iterator[str]:
@@ -248,24 +228,14 @@ def _runtime(target: Target) -> str:
 
 
 def _provenance(facts: CardFacts) -> Iterator[str]:
-    rows = []
-    for one in facts.behind_it:
-        made = ", ".join(f"{name} {ref.digest}" for name, ref in sorted(one.artifacts.items()))
-        tools = ", ".join(f"{name} {version}" for name, version in sorted(one.tools.items()))
-        rows.append((stage_label(one), one.key, made, tools))
     yield "## Provenance"
     yield ""
     checkpoint = f"{facts.checkpoint.kind}/{facts.checkpoint.digest}"
     yield f"Release `{_plain(facts.record.release_id)}`, checkpoint `{checkpoint}`."
-    yield f"`{PROVENANCE_DIRECTORY}/release.json` says the same for programs."
+    yield f"`{PROVENANCE_DIRECTORY}/release.json` has each stage's key, digests, tools and verdict."
     if facts.signed:
         yield f"`{PROVENANCE_DIRECTORY}/_SIGNATURE.json` is a sigstore bundle over every file of the checkpoint."
     yield ""
-    yield from _table(("stage", "stage key", "artifacts", "tools"), rows)
-    if data := facts.report.evaluation_data:
-        yield "Evaluation data:"
-        yield ""
-        yield from _table(("data", "repository", "commit"), [(one.name, one.repository, one.commit) for one in data])
 
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[str]:

@@ -1,55 +1,35 @@
-"""Plots of a load test: latency and its distribution, goodput against the offered rate, and traffic over time."""
+"""Plots of a load test: the distribution of latencies, latency against the offered rate, and traffic over time."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from llm_pipeline.base.quantities import measure
-from llm_pipeline.loadtest.outcome import (
-    Latency,
-    WindowSummary,
-    deciding_windows,
-    quantile_of,
-)
+from llm_pipeline.loadtest.outcome import QUANTILES, WindowSummary, deciding_windows, quantile_of
 from llm_pipeline.reporting.figure import Plot, colour, draw_plot, legend_below, milliseconds_axis
-from llm_pipeline.reporting.model import LatencyCurve, LoadStudy
-
-_MOST_INTERVALS = 240
+from llm_pipeline.reporting.model import LatencyCurve, LoadStudy, TrafficSeries
 
 
-def plot_over_time(load: LoadStudy) -> Plot:
-    """Requests, tokens and the longest stall by second, of the windows that decided, one after another.
-
-    A stall stands at the arrival of the request that had it.
-    """
+def plot_over_time(load: LoadStudy, series: TrafficSeries) -> Plot:
+    """Requests, tokens and the longest stall over time, of the windows that decided, one after another."""
     windows = deciding_windows(load.outcome)
-    starts = list(accumulate(float(len(window.seconds)) for window in windows))
-    moments = [second for window in windows for second in window.seconds]
-    step = max(1, math.ceil(len(moments) / _MOST_INTERVALS))
-    groups = [moments[first : first + step] for first in range(0, len(moments), step)]
-    edges = np.minimum(np.arange(len(groups) + 1) * float(step), len(moments))
-    longest = np.array([max(second.longest_stall_milliseconds or 0.0 for second in group) for group in groups])
-    failed = sum(second.failed for second in moments)
+    edges, longest = series.edges, np.array(series.longest_stall_milliseconds)
+    failed = sum(window.failed for window in windows)
     limit = load.policy.service_level.longest_stall_milliseconds
-
-    def rates(name: str) -> Any:
-        return np.array([sum(getattr(second, name) for second in group) for group in groups]) / np.diff(edges)
 
     def draw(figure: Any) -> None:
         traffic, tokens, stalls = panels = figure.subplots(3, 1, sharex=True, height_ratios=(1.3, 1.0, 1.0))
-        traffic.stairs(rates("arrived"), edges, baseline=None, color=colour("muted"), linewidth=1.3, label="arrived")
-        traffic.stairs(rates("good"), edges, baseline=None, color=colour("good"), linewidth=1.8, label="good")
+        traffic.stairs(series.arrived, edges, baseline=None, color=colour("muted"), linewidth=1.3, label="arrived")
+        traffic.stairs(series.good, edges, baseline=None, color=colour("good"), linewidth=1.8, label="good")
         if failed:
-            traffic.stairs(rates("failed"), edges, color=colour("bad"), fill=True, label="failed")
+            traffic.stairs(series.failed, edges, color=colour("bad"), fill=True, label="failed")
         traffic.set_title("requests per second")
         traffic.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.0, ncols=3, fontsize=9)
-        tokens.stairs(rates("output_tokens"), edges, baseline=None, color=colour("candidate"), linewidth=1.8)
+        tokens.stairs(series.output_tokens, edges, baseline=None, color=colour("candidate"), linewidth=1.8)
         tokens.set_title("output tokens per second")
         stalls.stairs(longest, edges, color=colour("candidate"), fill=True, alpha=0.75)
         if limit is not None:
@@ -59,9 +39,9 @@ def plot_over_time(load: LoadStudy) -> Plot:
         stalls.set_title(f"longest stall within an answer, milliseconds{named}")
         for axes in panels:
             axes.set_ylim(bottom=0.0)
-            for start in starts[:-1]:
+            for start in series.starts[1:]:
                 axes.axvline(start, color=colour("muted"), linewidth=0.9, linestyle=(0, (2, 2)))
-        stalls.set_xlim(0.0, len(moments))
+        stalls.set_xlim(0.0, edges[-1])
         stalls.set_xlabel("seconds, by scheduled arrival")
 
     phases = Counter(window.phase for window in windows)
@@ -77,15 +57,12 @@ def plot_over_time(load: LoadStudy) -> Plot:
     )
 
 
-_QUANTILES = (0.5, 0.9, 0.95, 0.99)
-
-
 def plot_latency_by_rate(load: LoadStudy) -> Plot:
     """First-token and end-to-end latency against the offered rate, with the limits of the service level."""
     points = _points(load)
     shown = (("first token", "first_token", "candidate"), ("end to end", "end_to_end", "baseline"))
     # The service level asks for a share of the requests: the quantile of that share is what its limit is held against.
-    slow = next((quantile for quantile in _QUANTILES if quantile >= load.policy.attainment), _QUANTILES[-1])
+    slow = next((quantile for quantile in QUANTILES if quantile >= load.policy.attainment), max(QUANTILES))
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
@@ -127,11 +104,10 @@ def _quantiles_by_rate(
 ) -> tuple[list[float], list[float]]:
     rates, values = [], []
     for rate, window in points:
-        latency: Latency | None = getattr(window, field)
-        found = quantile_of([latency], quantile)
+        found = quantile_of([getattr(window, field)], quantile)
         if found is not None:
             rates.append(rate)
-            values.append(found.milliseconds)
+            values.append(found)
     return rates, values
 
 
@@ -157,8 +133,8 @@ def draw_load(load: LoadStudy) -> Iterator[Plot]:
         yield plot_latency(load)
     if len(load.outcome.rates) > 1:
         yield plot_latency_by_rate(load)
-    if any(window.seconds for window in deciding_windows(load.outcome)):
-        yield plot_over_time(load)
+    if load.series is not None:
+        yield plot_over_time(load, load.series)
 
 
 def plot_latency(load: LoadStudy) -> Plot:

@@ -65,29 +65,6 @@ class Gate(Frozen):
         return next((fact for fact in evidence if fact.verdict is self.judgement.verdict), next(iter(evidence), None))
 
 
-class EngineSpeed(Frozen):
-    """How fast a target's engine was when it was built, in output tokens per second.
-
-    Attributes:
-        single_stream: One request alone; None when it was not measured.
-        batched: `sequences` requests together; None when it was not measured.
-        device: Full name of the device that built and measured it.
-    """
-
-    target: str
-    single_stream: float | None = None
-    batched: float | None = None
-    sequences: int | None = None
-    device: str = ""
-
-    @property
-    def in_words(self) -> str:
-        """Both rates, as far as they were measured."""
-        alone = f"{self.single_stream:,.0f} tokens/s alone" if self.single_stream else ""
-        together = f"{self.batched:,.0f} with {self.sequences or 'several'} requests" if self.batched else ""
-        return ", ".join(filter(None, (alone, together)))
-
-
 class Trial(Frozen):
     """A recipe of the release: what was found when it was tried, or why it was not.
 
@@ -104,7 +81,6 @@ class Trial(Frozen):
         planned: Items that would have been asked had no look decided earlier.
         look: At which look the gate decided, from 1; None when that is not known.
         looks: How many looks were planned.
-        engines: As built for the targets that chose it.
     """
 
     name: str
@@ -120,7 +96,6 @@ class Trial(Frozen):
     planned: int = 0
     look: int | None = None
     looks: int = 1
-    engines: tuple[EngineSpeed, ...] = ()
 
 
 class CandidateRow(Frozen):
@@ -171,6 +146,26 @@ class LatencyCurve(Frozen):
     shares: tuple[float, ...]
 
 
+class TrafficSeries(Frozen):
+    """The requests of the windows that decided, one window after another, by intervals of their scheduled arrival.
+
+    Attributes:
+        edges: Of the intervals, in seconds; one more than there are intervals.
+        starts: Where each window starts.
+        arrived: Requests a second, as are `good` and `failed`.
+        output_tokens: Of answered requests, a second.
+        longest_stall_milliseconds: Of the requests that arrived in each interval.
+    """
+
+    edges: tuple[float, ...]
+    starts: tuple[float, ...]
+    arrived: tuple[float, ...]
+    good: tuple[float, ...]
+    failed: tuple[float, ...]
+    output_tokens: tuple[float, ...]
+    longest_stall_milliseconds: tuple[float, ...]
+
+
 class LoadStudy(Frozen):
     """The load test of one target.
 
@@ -178,12 +173,14 @@ class LoadStudy(Frozen):
         policy: Its limits.
         outcome: Its windows, rates and judgement.
         curves: Latencies of the windows that decided, by name; empty when their records were not kept.
+        series: Those windows over time; None likewise.
     """
 
     target: str
     policy: LoadTestPolicy
     outcome: LoadTestOutcome
     curves: tuple[LatencyCurve, ...] = ()
+    series: TrafficSeries | None = None
 
     def limit(self, curve: str) -> float | None:
         """What the service level allows the latency of that name, in milliseconds; None for no limit."""

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from llm_pipeline.accuracy.evaluation import EvaluationSummary
-from llm_pipeline.base.records import Metric
 from llm_pipeline.planning.memory import climbing_order
 from llm_pipeline.release.candidate import Candidate, candidates
-from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.record import ReleaseRecord
 from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.reporting.headline import Results, chosen_recipes, failure_in_words
-from llm_pipeline.reporting.model import AccuracyStudy, CandidateRow, EngineSpeed, FailedStage, Trial
+from llm_pipeline.reporting.model import AccuracyStudy, CandidateRow, FailedStage, Trial
 
 
 def read_trials(
@@ -52,7 +50,6 @@ def read_trials(
         else:
             why = passed_over(name)
             outcome = f"skipped: {why}" if why else "not run"
-        engines = tuple(_speed(build) for target in chosen_on if (build := results.get(("build", target))))
         trials.append(
             Trial(
                 name=name,
@@ -68,26 +65,9 @@ def read_trials(
                 planned=asked.planned,
                 look=asked.look,
                 looks=asked.looks,
-                engines=engines,
             )
         )
     return tuple(trials)
-
-
-def _speed(build: StageResult) -> EngineSpeed:
-    sequences = build.metrics.get("batched_sequences")
-    return EngineSpeed(
-        target=build.subject,
-        single_stream=_rate(build.metrics.get("single_stream_tokens_per_second")),
-        batched=_rate(build.metrics.get("batched_tokens_per_second")),
-        sequences=sequences if isinstance(sequences, int) else None,
-        device=str(build.metrics.get("device") or ""),
-    )
-
-
-def _rate(metric: Metric | None) -> float | None:
-    """A rate; zero is how a builder says that it measured none."""
-    return float(metric) if isinstance(metric, int | float) and metric > 0 else None
 
 
 def read_candidates(flow: ReleaseProgress, results: Results) -> tuple[CandidateRow, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,6 @@ from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.policy import LoadTestPolicy, StagingPolicy
 from llm_pipeline.config.workload import Workload
 from llm_pipeline.loadtest.outcome import (
-    Latency,
     LoadTestOutcome,
     RegressionOutcome,
     acceptance_length,
@@ -235,19 +234,16 @@ def _metrics(outcome: LoadTestOutcome) -> dict[str, Metric]:
         "good_per_second": mean(window.good_per_second for window in windows),
         "output_tokens_per_second": mean(window.output_tokens_per_second for window in windows),
         "input_tokens_per_second": mean(window.input_tokens_per_second for window in windows),
-        "first_token_p95_milliseconds": _milliseconds(window.first_token for window in windows),
-        "time_per_output_token_p95_milliseconds": _milliseconds(window.time_per_output_token for window in windows),
-        "end_to_end_p95_milliseconds": _milliseconds(window.end_to_end for window in windows),
+        "first_token_p95_milliseconds": quantile_of((window.first_token for window in windows), _QUANTILE),
+        "time_per_output_token_p95_milliseconds": quantile_of(
+            (window.time_per_output_token for window in windows), _QUANTILE
+        ),
+        "end_to_end_p95_milliseconds": quantile_of((window.end_to_end for window in windows), _QUANTILE),
         "client_lag_p99_milliseconds": max(window.client_lag_p99_milliseconds for window in windows),
         "gpu_memory_bytes": max(filter(None, (window.server.gpu_memory_bytes for window in windows)), default=None),
         "acceptance_length": acceptance_length(outcome),
         **(outcome.token_cost.metrics if outcome.token_cost else {}),
     }
-
-
-def _milliseconds(latencies: Iterable[Latency | None]) -> float | None:
-    found = quantile_of(latencies, _QUANTILE)
-    return found.milliseconds if found else None
 
 
 def request(flow: ReleaseProgress, subject: str) -> tuple[LoadTestConfig, Mapping[str, ArtifactRef]]:

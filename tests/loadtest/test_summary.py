@@ -57,16 +57,6 @@ def test_users_who_left_as_planned_are_neither_good_nor_bad():
     assert (result.requests, result.failed, result.good_fraction, result.faults) == (1, 0, 1.0, {})
 
 
-def test_the_time_series_holds_every_request_once_and_the_longest_stall_of_each_second():
-    result = summary()
-    assert sum(second.arrived for second in result.seconds) == 300
-    assert sum(second.failed for second in result.seconds) == 6
-    assert [second.second for second in result.seconds] == list(range(15))
-    rows = [answered(0), answered(1, longest_gap_seconds=0.4), answered(4)]
-    stalls = [second.longest_stall_milliseconds for second in of_rows(rows).seconds]
-    assert stalls == [pytest.approx(400.0), None, pytest.approx(50.0)]
-
-
 def test_the_longest_wait_is_the_longest_time_in_which_requests_in_a_row_were_slow():
     moments = np.arange(40) / 2
     assert longest_wait(moments, np.isin(np.arange(40), [4, 5, 6, 7, 10, 20, 21]) + 0.0) == 2.0, "four requests"

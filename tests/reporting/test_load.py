@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from load_sample import CONFIRMED_RATE, POLICY, sample_load_test
 
@@ -64,10 +65,23 @@ def test_latency_against_rate_holds_the_limits_against_the_quantile_of_the_attai
     assert "first token p99" in texts(plot_latency_by_rate(stricter))
 
 
+def test_the_series_holds_every_request_once_and_the_longest_stall_of_each_interval(tmp_path: Path) -> None:
+    outcome = sample_load_test(tmp_path, broken=24)
+    series = read_load(tmp_path, "cpu", POLICY).series
+    assert series is not None
+    widths = np.diff(series.edges)
+    assert sum(series.arrived * widths) == pytest.approx(sum(window.requests for window in outcome.windows[-3:]))
+    assert sum(series.failed * widths) == pytest.approx(24)
+    assert series.starts == pytest.approx((0.0, 16.0, 32.0))
+    stalled = series.edges[int(np.argmax(series.longest_stall_milliseconds))]
+    assert max(series.longest_stall_milliseconds) == pytest.approx(400.0)
+    assert 16.0 < stalled < 32.0, "the second window has the stall"
+
+
 def test_a_report_whose_records_were_not_kept_still_has_its_tables(tmp_path: Path, study: LoadStudy) -> None:
     write_outcome(tmp_path, study.outcome)
     bare = read_load(tmp_path, "cpu", POLICY)
-    assert bare.curves == ()
+    assert (bare.curves, bare.series) == ((), None)
     assert bare.outcome == study.outcome
 
 

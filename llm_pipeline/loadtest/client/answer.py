@@ -58,31 +58,6 @@ class Answer:
         retried: It was sent a second time, because the reused connection was closed before any answer.
     """
 
-    __slots__ = (
-        "_error",
-        "_finish_reason",
-        "_malformed",
-        "_pending",
-        "_previous_at",
-        "_reader",
-        "_stray",
-        "arrives_at",
-        "detail",
-        "ended_at",
-        "fault",
-        "first_text_at",
-        "input_tokens",
-        "last_text_at",
-        "longest_gap",
-        "number",
-        "output_tokens",
-        "request",
-        "retried",
-        "scheduled_at",
-        "sent_at",
-        "status",
-    )
-
     def __init__(
         self,
         number: int,
