@@ -13,8 +13,6 @@ from llm_pipeline.loadtest.outcome import (
     LoadTestOutcome,
     Phase,
     RatePoint,
-    Ratio,
-    RegressionOutcome,
     ServerUse,
     TokenCost,
     WindowSummary,
@@ -122,15 +120,6 @@ def sample_load_test(directory: Path, *, broken: int = 0, seconds: float = 16.0)
         highest_rate_per_second=highest_passed(rates),
         confirmed_rate_per_second=None if broken else CONFIRMED_RATE,
         token_cost=TokenCost(estimate=0.42, lower=0.38, upper=0.43, currency="USD"),
-        regression=RegressionOutcome(
-            production="demo-tiny-00000000",
-            ratios=(
-                Ratio(measure="first token p95", ratio=1.04, lower=0.98, upper=1.11, candidate=96.0, production=92.0,
-                      unit="ms", rounds=5),
-                Ratio(measure="length of answers", ratio=1.0, lower=0.99, upper=1.01, candidate=29.0, production=29.0,
-                      unit="tokens", rounds=5),
-            ),
-        ),
         notes=("The GPU's memory is not told by this server.",),
         judgement=_judgement(windows[-3:], broken),
     )  # fmt: skip

@@ -49,13 +49,12 @@ class Table:
 
 
 def findings(outcome: LoadTestOutcome, policy: LoadTestPolicy) -> tuple[Table, ...]:
-    """All tables for which there is data: windows, latencies, faults, server, comparison."""
+    """All tables for which there is data: windows, latencies, faults, server."""
     tables = (
         _windows(outcome),
         _latencies(outcome, policy),
         _faults(outcome.windows),
         _server(outcome.windows),
-        _comparison(outcome),
     )
     return tuple(table for table in tables if table is not None)
 
@@ -79,9 +78,6 @@ def rates_in_words(outcome: LoadTestOutcome, policy: LoadTestPolicy) -> tuple[st
     if outcome.token_cost is not None:
         where = "the last rate that was tried" if confirmed is None else "the confirmed rate"
         sentences.append(f"A million output tokens cost {outcome.token_cost.in_words} at {where}.")
-    if outcome.regression is not None and not outcome.regression.ratios:
-        why = "no pair of windows was valid" if outcome.regression.production else "nothing is in production yet"
-        sentences.append(f"There is no comparison with production: {why}.")
     return (*sentences, *outcome.notes)
 
 
@@ -195,25 +191,6 @@ def _server_row(window: WindowSummary) -> Row:
         text_or_blank(use.input_tokens, "{:,}".format),
         text_or_blank(use.output_tokens, "{:,}".format),
     )
-
-
-def _comparison(outcome: LoadTestOutcome) -> Table | None:
-    found = outcome.regression
-    if found is None:
-        return None
-    head = ("measure", "candidate", "production", "ratio", "bounds", "pairs of windows")
-    rows = [
-        (
-            ratio.measure,
-            f"{number(ratio.candidate)} {ratio.unit}".strip(),
-            f"{number(ratio.production)} {ratio.unit}".strip(),
-            f"{ratio.ratio:.3f}",
-            f"{ratio.lower:.3f} to {ratio.upper:.3f}",
-            str(ratio.rounds),
-        )
-        for ratio in found.ratios
-    ]
-    return _table(f"Against production, {quote(found.production)}", head, rows)
 
 
 def _pair(latency: Latency | None) -> str:

@@ -116,31 +116,6 @@ class RatePoint(Frozen):
     window: str
 
 
-class Ratio(Frozen):
-    """A measure of the candidate divided by production's, over pairs of windows, with one-sided bounds."""
-
-    measure: str
-    ratio: float
-    lower: float
-    upper: float
-    candidate: float
-    production: float
-    unit: str
-    rounds: int
-
-
-class RegressionOutcome(Frozen):
-    """The comparison with production.
-
-    Attributes:
-        production: What it was compared with, as artifact name; empty when nothing is in production yet.
-        ratios: First token, time per output token, and end to end.
-    """
-
-    production: str
-    ratios: tuple[Ratio, ...] = ()
-
-
 class TokenCost(Frozen):
     """What a million output tokens cost at the confirmed rate, with an interval (`token_cost`)."""
 
@@ -187,7 +162,6 @@ class LoadTestOutcome(Frozen):
     highest_rate_per_second: float | None = None
     confirmed_rate_per_second: float | None = None
     token_cost: TokenCost | None = None
-    regression: RegressionOutcome | None = None
     notes: tuple[str, ...] = ()
     judgement: Judgement
 

@@ -1,6 +1,6 @@
 """The comparison with production: both versions in turn on the same host, with the same requests.
 
-    outcome, evidence = compare(candidate, production, source, policy, 20.0, production_name="repository/4f...", seed=7)
+    evidence = compare(candidate, production, source, policy, 20.0, seed=7)
 
 A round is a pair of windows of the same traffic, one per server, in alternating order. Effects of the host on both (a
 neighbour, heat, a lower clock) cancel in their ratio, and a slow drift cancels in the mean over rounds; a figure stored
@@ -23,7 +23,6 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.loadtest.gate import void_reason
-from llm_pipeline.loadtest.outcome import Ratio, RegressionOutcome
 from llm_pipeline.loadtest.records import Records, same_requests
 from llm_pipeline.statistics.intervals import bounds_of_mean, more_than
 
@@ -50,9 +49,8 @@ def compare(
     policy: LoadTestPolicy,
     rate_per_second: float,
     *,
-    production_name: str,
     seed: int,
-) -> tuple[RegressionOutcome, tuple[Evidence, ...]]:
+) -> tuple[Evidence, ...]:
     """Compare the speed of the candidate with that of production.
 
     Args:
@@ -61,12 +59,11 @@ def compare(
         source: Draws the traffic; each round has a seed of its own.
         policy: Its `regression` says how much slower is too slow.
         rate_per_second: Rate of the windows; both servers should hold their service level at it.
-        production_name: What the candidate is compared with, for the reader.
         seed: Seed of the first round.
 
     Returns:
-        The ratios, and for each what it says: NO_GO when the candidate is shown to be too slow, GO when it is shown
-        not to be, INCONCLUSIVE otherwise.
+        For each measure NO_GO when the candidate is shown to be too slow, GO when it is shown not to be, INCONCLUSIVE
+        otherwise.
 
     Raises:
         ConfigError: The policy asks for no comparison.
@@ -110,7 +107,7 @@ def compare(
                 samples=len(pairs),
                 detail=f"{len(void)} rounds were not counted. The last one: {void[-1]}",
             )
-            return RegressionOutcome(production=production_name), (fact,)
+            return (fact,)
     facts = [
         Evidence(
             name="failed requests beside production",
@@ -122,7 +119,6 @@ def compare(
             detail=f"{failed} of {requests} requests." if failed else "None failed.",
         )
     ]
-    ratios = list[Ratio]()
     for name, figure in MEASURES.items():
         ours = [figure(pair[0]) if len(pair[0]) else math.nan for pair in pairs]
         theirs = [figure(pair[1]) if len(pair[1]) else math.nan for pair in pairs]
@@ -131,18 +127,6 @@ def compare(
         logarithms = [math.log(value / other) for value, other in zip(ours, theirs, strict=True)]
         ratio, lower, upper = map(math.exp, bounds_of_mean(logarithms, policy.confidence))
         mine, other = 1e3 * median(ours), 1e3 * median(theirs)
-        ratios.append(
-            Ratio(
-                measure=name,
-                ratio=ratio,
-                lower=lower,
-                upper=upper,
-                candidate=mine,
-                production=other,
-                unit="ms",
-                rounds=len(pairs),
-            )
-        )
         limit = regression.maximum_ratio
         facts.append(
             Evidence(
@@ -158,4 +142,4 @@ def compare(
                 detail=f"{mine:.4g} ms, and {other:.4g} of production's version beside it.",
             )
         )
-    return RegressionOutcome(production=production_name, ratios=tuple(ratios)), tuple(facts)
+    return tuple(facts)

@@ -23,7 +23,6 @@ from llm_pipeline.config.policy import LoadTestPolicy, StagingPolicy
 from llm_pipeline.config.workload import Workload
 from llm_pipeline.loadtest.outcome import (
     LoadTestOutcome,
-    RegressionOutcome,
     acceptance_length,
     deciding_windows,
     quantile_of,
@@ -156,11 +155,9 @@ def _compared(
     config, production = context.config, context.request.inputs.get("production")
     if config.policy.regression is None or outcome.judgement.verdict is not Verdict.GO:
         return outcome
-    if production is None:
-        return outcome.model_copy(update={"regression": RegressionOutcome(production="")})
-    if config.comparison is None:
-        note = "No comparison with production: its place has no ports for it (`comparison`)."
-        return outcome.model_copy(update={"notes": (*outcome.notes, note)})
+    if production is None or config.comparison is None:
+        why = "its place has no ports for it (`comparison`)" if production else "nothing is in production yet"
+        return outcome.model_copy(update={"notes": (*outcome.notes, f"There is no comparison with production: {why}.")})
     from llm_pipeline.loadtest.measure import LoadClient
     from llm_pipeline.loadtest.regression import compare
     from llm_pipeline.serving.comparison_server import comparison_server
@@ -179,16 +176,16 @@ def _compared(
             )
         )
         other = stack.enter_context(LoadClient(endpoint))
-        regression, facts = compare(
+        facts = compare(
             client,
             other,
             source,
             config.policy,
             config.workload.rate_per_second,
-            production_name=str(production),
             seed=config.workload.seed,
         )
-    return _with_facts(outcome.model_copy(update={"regression": regression}), facts)
+    note = f"It was compared with production, {production}."
+    return _with_facts(outcome.model_copy(update={"notes": (*outcome.notes, note)}), facts)
 
 
 def _probed_again(context: StageContext[LoadTestConfig], outcome: LoadTestOutcome) -> LoadTestOutcome:

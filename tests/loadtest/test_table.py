@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from load_sample import CONFIRMED_RATE, POLICY, sample_load_test
 
 from llm_pipeline.loadtest.findings import WIDTH, findings, format_load_test
-from llm_pipeline.loadtest.outcome import LoadTestOutcome, RegressionOutcome, ServerUse, deciding_windows, quantile_of
+from llm_pipeline.loadtest.outcome import LoadTestOutcome, ServerUse, deciding_windows, quantile_of
 
 
 @pytest.fixture(scope="module")
@@ -58,14 +58,13 @@ def test_a_quantile_of_several_windows_is_the_middle_ones_between_the_lowest_and
     assert f"{values[1]:.3g} [{values[0]:.3g}..{values[2]:.3g}]" in format_load_test(outcome, POLICY)
 
 
-def test_limits_rates_faults_and_ratios_are_all_told(outcome):
+def test_limits_rates_and_faults_are_all_told(outcome):
     text = format_load_test(outcome, POLICY).replace("\n  ", " ")
     for told in (
         "250 ms to the first token, 25 ms a token after it, 500 ms of silence, 1500 ms to the end",
         "the search met the service level up to 59.1/s; no rate is confirmed",
         "0.42 USD",
         "stream cut         2  confirmation-1-3  connection reset by peer",
-        "first token p95        96 ms       92 ms  1.040  0.980 to 1.110",
     ):
         assert told in text
     confirmed = outcome.model_copy(update={"confirmed_rate_per_second": CONFIRMED_RATE})
@@ -76,13 +75,10 @@ def test_nothing_is_shown_that_has_no_data(outcome):
     bare = {"faults": {}, "server": ServerUse(), "time_per_output_token": None}
     windows = tuple(window.model_copy(update=bare) for window in outcome.windows[:3])
     little = {"windows": windows, "rates": (), "token_cost": None}
-    short = outcome.model_copy(update={**little, "regression": RegressionOutcome(production="")})
-    assert titles(outcome) == [
-        "Windows", "Confirmation", "Failed requests by kind", "The server", "Against production",
-    ]  # fmt: skip
+    short = outcome.model_copy(update=little)
+    assert titles(outcome) == ["Windows", "Confirmation", "Failed requests by kind", "The server"]
     assert titles(short) == ["Windows", "The workload's rate"]
     assert findings(short, POLICY)[0].head[-4:] == ("TTFT p50/p99", "e2e p99", "stall max", "tokens/s")
-    assert "nothing is in production yet" in format_load_test(short, POLICY)
 
 
 def test_what_a_server_said_stays_on_one_line(outcome, tmp_path: Path):

@@ -110,7 +110,6 @@ def test_the_page_has_the_sentence_that_decided_and_every_table(promoted_page) -
         "Windows; latencies in ms from the scheduled arrival",
         "Confirmation: latencies in ms of 2,400 requests in 3 windows",
         "The server, by its own metrics",
-        "Against production, demo-tiny-00000000",
     ):
         assert told in part
     assert "Failed requests by kind" not in part
