@@ -79,23 +79,26 @@ class LoadClient:
     ) -> None:
         self._endpoint = endpoint
         self._count: int | None = None if processes == "auto" else processes
-        self._children = Children(_target(endpoint, timeout_seconds))
+        self._target = _target(endpoint, timeout_seconds)  # its headers never stand on a command line
+        self._processes: list[ClientProcess] = []
 
     def __enter__(self) -> Self:
         try:
-            self._children.start(self._count or 1)
+            self._start(self._count or 1)
         except BaseException:
-            self._children.close()
+            self.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._children.close()
+        for process in self._processes:
+            process.close()
+        self._processes.clear()
 
     @property
     def pids(self) -> tuple[int, ...]:
         """Pids of the client processes."""
-        return self._children.pids
+        return tuple(process.pid for process in self._processes)
 
     def send(self, traffic: Traffic) -> MeasuredWindow:
         """Send one window of traffic and wait until each of its requests has ended.
@@ -104,9 +107,9 @@ class LoadClient:
             Transient: Nobody answers at all, or a client process ended.
         """
         processes = self._count or processes_for(traffic)
-        self._children.start(processes)
+        self._start(processes)
         with ServerSampler(self._endpoint) as sampler:
-            records = self._children.send(shares(traffic, processes))
+            records = self._send(shares(traffic, processes))
         if traffic.arrivals is not None and (missing := len(traffic.requests) - len(records)):
             raise Transient(f"{missing} requests of the window have no record", where=self._endpoint.url)
         self._require_an_answer(records)
@@ -120,6 +123,52 @@ class LoadClient:
         )
         seconds = max(traffic.duration_seconds, last)
         return MeasuredWindow(records, seconds, sampler.use())
+
+    def _start(self, count: int) -> None:
+        """Have at least `count` processes."""
+        known = len(self._processes)
+        for _ in range(count - known):
+            self._processes.append(ClientProcess())
+        new = self._processes[known:]
+        for process in new:
+            process.say(self._target)
+        self._hear_all(new, _PREPARE_SECONDS)
+
+    def _send(self, dealt: Sequence[Share]) -> Records:
+        """Send a window, one share a process, all from the same moment on.
+
+        If a process ends, the window is lost: a part of the requests would be a sample of its own.
+        """
+        processes = self._processes[: len(dealt)]
+        for process, share in zip(processes, dealt, strict=True):
+            process.say(share)
+        self._hear_all(processes, _PREPARE_SECONDS)
+        start = time.monotonic() + _LEAD_SECONDS
+        for process in processes:
+            process.say(start)
+        heard = self._hear_all(processes, _LEAD_SECONDS + dealt[0].duration_seconds + _GRACE_SECONDS)
+        details: dict[Fault, str] = {}
+        for _, said in reversed(heard):
+            details.update(said)
+        return Records.of_rows(np.concatenate([rows for rows, _ in heard]), details)
+
+    def _hear_all(self, processes: Sequence[ClientProcess], seconds: float) -> list[Any]:
+        """A message of each process, within so many seconds and those that a request may take."""
+        deadline = time.monotonic() + seconds + self._target.timeout_seconds
+        pending: dict[Any, ClientProcess] = {process.connection: process for process in processes}
+        heard: dict[int, Any] = {}
+        while pending:
+            ready = wait(list(pending), max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise Transient(
+                    "the client processes did not end in time",
+                    where=", ".join(f"client process {process.pid}" for process in pending.values()),
+                    hint="is this machine out of memory or processor time?",
+                )
+            for connection in ready:
+                process = pending.pop(connection)
+                heard[process.pid] = process.hear()
+        return [heard[process.pid] for process in processes]
 
     def _require_an_answer(self, records: Records) -> None:
         unanswered = np.isin(records["fault"], (Fault.CONNECTION, Fault.CUT)) & (records["output_tokens"] == 0)
@@ -183,7 +232,7 @@ _SHOWN_BYTES = 2000
 
 
 class ClientProcess:
-    """One client process. Use `Children`."""
+    """One client process. Use `LoadClient`."""
 
     def __init__(self) -> None:
         self.connection, theirs = Pipe()
@@ -251,78 +300,3 @@ class ClientProcess:
         self.stop()
         self.connection.close()
         self._said.close()
-
-
-class Children:
-    """The client processes of one endpoint, started as they are needed and kept until the end.
-
-    Args:
-        target: Where they send; its headers never stand on a command line.
-    """
-
-    def __init__(self, target: Target) -> None:
-        self._target = target
-        self._processes: list[ClientProcess] = []
-
-    def close(self) -> None:
-        """End them."""
-        for process in self._processes:
-            process.close()
-        self._processes.clear()
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """The processes' pids."""
-        return tuple(process.pid for process in self._processes)
-
-    def start(self, count: int) -> None:
-        """Have at least `count` processes.
-
-        Raises:
-            Transient: One ended at its start.
-        """
-        known = len(self._processes)
-        for _ in range(count - known):
-            self._processes.append(ClientProcess())
-        new = self._processes[known:]
-        for process in new:
-            process.say(self._target)
-        self._hear_all(new, _PREPARE_SECONDS)
-
-    def send(self, shares: Sequence[Share]) -> Records:
-        """Send a window, one share a process, all from the same moment on.
-
-        Raises:
-            Transient: A process ended, or did not come to an end; the window is lost, for a part of the requests
-                would be a sample of its own.
-        """
-        processes = self._processes[: len(shares)]
-        for process, share in zip(processes, shares, strict=True):
-            process.say(share)
-        self._hear_all(processes, _PREPARE_SECONDS)
-        start = time.monotonic() + _LEAD_SECONDS
-        for process in processes:
-            process.say(start)
-        heard = self._hear_all(processes, _LEAD_SECONDS + shares[0].duration_seconds + _GRACE_SECONDS)
-        details: dict[Fault, str] = {}
-        for _, said in reversed(heard):
-            details.update(said)
-        return Records.of_rows(np.concatenate([rows for rows, _ in heard]), details)
-
-    def _hear_all(self, processes: Sequence[ClientProcess], seconds: float) -> list[Any]:
-        """A message of each process, within so many seconds and those that a request may take."""
-        deadline = time.monotonic() + seconds + self._target.timeout_seconds
-        pending: dict[Any, ClientProcess] = {process.connection: process for process in processes}
-        heard: dict[int, Any] = {}
-        while pending:
-            ready = wait(list(pending), max(0.0, deadline - time.monotonic()))
-            if not ready:
-                raise Transient(
-                    "the client processes did not end in time",
-                    where=", ".join(f"client process {process.pid}" for process in pending.values()),
-                    hint="is this machine out of memory or processor time?",
-                )
-            for connection in ready:
-                process = pending.pop(connection)
-                heard[process.pid] = process.hear()
-        return [heard[process.pid] for process in processes]

@@ -69,15 +69,10 @@ class WindowSummary(Frozen):
         fault_detail: The first message of the most frequent kind.
         offered_per_second: Rate of the schedule; None in a closed loop.
         concurrency: Users of a closed loop; 0 in an open one.
-        window_seconds: From the start of the window to its end, or to the last answer if that came later.
         answered_per_second: Answered requests a second, until the last answer.
-        good_per_second: Requests a second that met the service level (goodput).
         good_fraction: Share of requests that met it.
         longest_wait_seconds: The longest time in which requests in a row were slower than the middle one.
-        input_tokens_per_second: As counted by the server.
         output_tokens_per_second: Tokens of answered requests a second.
-        client_lag_p99_milliseconds: How late the client itself was.
-        rate_share: Sent rate divided by offered rate.
         void: Why the window does not count; empty if it does.
     """
 
@@ -90,15 +85,10 @@ class WindowSummary(Frozen):
     fault_detail: str = ""
     offered_per_second: float | None
     concurrency: int = 0
-    window_seconds: float
     answered_per_second: float
-    good_per_second: float
     good_fraction: float
     longest_wait_seconds: float
-    input_tokens_per_second: float
     output_tokens_per_second: float
-    client_lag_p99_milliseconds: float
-    rate_share: float
     first_token: Latency | None
     time_per_output_token: Latency | None
     longest_stall: Latency | None

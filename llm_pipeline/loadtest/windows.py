@@ -16,7 +16,7 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.config.workload import Workload
 from llm_pipeline.loadtest.gate import good, void_reason, worst_severity
-from llm_pipeline.loadtest.measure import LoadClient, MeasuredWindow, client_lag_seconds, rate_share
+from llm_pipeline.loadtest.measure import LoadClient, MeasuredWindow
 from llm_pipeline.loadtest.outcome import QUANTILES, Latency, Phase, WindowSummary
 from llm_pipeline.loadtest.records import Fault, Records, write_records
 from llm_pipeline.loadtest.traffic import Traffic
@@ -169,11 +169,10 @@ def summarize_window(  # noqa: PLR0917 - its name, its traffic and its result
     judged, seconds = measured.records.judged, measured.window_seconds
     if not len(judged):
         raise ValueError(f"window {name}: without requests there is no summary")
-    answered, is_good = judged.answered, good(judged, policy.service_level)
+    answered = judged.answered
     kinds, counts = np.unique(judged["fault"][~answered], return_counts=True)
     order = np.argsort(-counts, kind="stable").tolist()  # the most frequent first
     faults = {Fault(int(kinds[place])): int(counts[place]) for place in order}
-    told = float(np.sum(judged["input_tokens"], dtype=np.int64))  # else by the server's metrics
     return WindowSummary(
         name=name,
         phase=phase,
@@ -184,15 +183,10 @@ def summarize_window(  # noqa: PLR0917 - its name, its traffic and its result
         fault_detail=next((judged.details.get(fault, "") for fault in faults), ""),
         offered_per_second=traffic.offered_per_second,
         concurrency=traffic.concurrency,
-        window_seconds=seconds,
         answered_per_second=float(np.sum(answered)) / seconds,
-        good_per_second=float(np.sum(is_good)) / seconds,
-        good_fraction=float(np.mean(is_good)),
+        good_fraction=float(np.mean(good(judged, policy.service_level))),
         longest_wait_seconds=longest_wait(judged["arrives_at"], worst_severity(judged, policy.service_level)),
-        input_tokens_per_second=(told or float(measured.server.input_tokens or 0)) / seconds,
         output_tokens_per_second=float(np.sum(judged["output_tokens"][answered])) / seconds,
-        client_lag_p99_milliseconds=1e3 * client_lag_seconds(measured.records),
-        rate_share=rate_share(measured.records),
         first_token=latency(judged["first_token_seconds"][answered]),
         time_per_output_token=latency(judged.time_per_output_token_seconds[answered]),
         longest_stall=latency(judged["longest_gap_seconds"][answered]),

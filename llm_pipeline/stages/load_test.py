@@ -228,15 +228,12 @@ def _metrics(outcome: LoadTestOutcome) -> dict[str, Metric]:
     return {
         **metrics,
         "good_fraction": mean(window.good_fraction for window in windows),
-        "good_per_second": mean(window.good_per_second for window in windows),
         "output_tokens_per_second": mean(window.output_tokens_per_second for window in windows),
-        "input_tokens_per_second": mean(window.input_tokens_per_second for window in windows),
         "first_token_p95_milliseconds": quantile_of((window.first_token for window in windows), _QUANTILE),
         "time_per_output_token_p95_milliseconds": quantile_of(
             (window.time_per_output_token for window in windows), _QUANTILE
         ),
         "end_to_end_p95_milliseconds": quantile_of((window.end_to_end for window in windows), _QUANTILE),
-        "client_lag_p99_milliseconds": max(window.client_lag_p99_milliseconds for window in windows),
         "gpu_memory_bytes": max(filter(None, (window.server.gpu_memory_bytes for window in windows)), default=None),
         "acceptance_length": acceptance_length(outcome),
         **(outcome.token_cost.metrics if outcome.token_cost else {}),

@@ -3,55 +3,43 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.release.contract import StageRequest, StageResult
 from llm_pipeline.release.execute import execute
 
+PASSED = {"recipe": "fp8", "verdict": "GO", "bytes": 800}
+FAILED = {"recipe": "int4", "verdict": "NO_GO", "bytes": 300}
+UNDECIDED = {"recipe": "int4", "verdict": "INCONCLUSIVE", "bytes": 300}
+BROKEN = {"recipe": "int4", "summary": "quantize failed: no len()"}
+UNQUANTIZED = {"recipe": "none", "verdict": "GO", "bytes": 9, "quantized": False}
 
-def run(tmp_path: Path, *attempts: tuple[str, str, int]) -> StageResult:
+
+@pytest.mark.parametrize(
+    ("attempts", "recipe", "verdict", "told"),
+    [
+        ([PASSED, FAILED], "fp8", Verdict.GO, ""),
+        ([UNDECIDED], None, Verdict.INCONCLUSIVE, ""),
+        ([BROKEN, UNQUANTIZED], None, Verdict.INCONCLUSIVE, "int4 could not be judged: quantize failed: no len()"),
+    ],
+    ids=["one passed", "none passed", "the unquantized model is not released in place of a recipe that failed"],
+)
+def test_the_chosen_recipe_is_a_metric_and_the_judgement_a_gate(
+    tmp_path: Path, attempts: list[dict[str, Any]], recipe: str | None, verdict: Verdict, told: str
+) -> None:
     request = StageRequest(
         release_id="demo",
         stage="choose",
-        config={"attempts": [{"recipe": name, "verdict": verdict, "bytes": size} for name, verdict, size in attempts]},
-        store=f"file://{tmp_path}/store",
-        work_root=str(tmp_path / "work"),
-    )
-    outcome = execute(request)
-    assert isinstance(outcome, StageResult)
-    return outcome
-
-
-def test_the_chosen_recipe_is_a_metric_and_the_judgement_a_gate(tmp_path: Path) -> None:
-    result = run(tmp_path, ("fp8", "GO", 800), ("int4", "NO_GO", 300))
-    assert result.metrics == {"recipe": "fp8"}
-    assert result.judgement is not None
-    assert result.judgement.verdict is Verdict.GO
-
-
-def test_no_passing_recipe_stops_the_release(tmp_path: Path) -> None:
-    result = run(tmp_path, ("int4", "INCONCLUSIVE", 300))
-    assert result.metrics == {"recipe": None}
-    assert result.judgement is not None
-    assert result.judgement.verdict is Verdict.INCONCLUSIVE
-
-
-def test_the_unquantized_model_is_not_released_in_place_of_a_recipe_that_failed(tmp_path: Path) -> None:
-    request = StageRequest(
-        release_id="demo",
-        stage="choose",
-        config={
-            "attempts": [
-                {"recipe": "int4", "summary": "quantize failed: no len()"},
-                {"recipe": "none", "verdict": "GO", "bytes": 9, "quantized": False},
-            ]
-        },
+        config={"attempts": attempts},
         store=f"file://{tmp_path}/store",
         work_root=str(tmp_path / "work"),
     )
     result = execute(request)
     assert isinstance(result, StageResult)
-    assert result.metrics == {"recipe": None}
+    assert result.metrics == {"recipe": recipe}
     assert result.judgement is not None
-    assert result.judgement.verdict is Verdict.INCONCLUSIVE
-    assert "int4 could not be judged: quantize failed: no len()" in result.judgement.summary
+    assert result.judgement.verdict is verdict
+    assert told in result.judgement.summary

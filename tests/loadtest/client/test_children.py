@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from pathlib import Path
@@ -12,8 +11,7 @@ import pytest
 
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.loadtest.client.messages import Target
-from llm_pipeline.loadtest.measure import Children, LoadClient
+from llm_pipeline.loadtest.measure import LoadClient
 
 
 def test_a_client_without_its_packages_is_bad_input_and_the_extra_is_named(
@@ -21,12 +19,11 @@ def test_a_client_without_its_packages_is_bad_input_and_the_extra_is_named(
 ) -> None:
     (tmp_path / "uvloop.py").write_text("raise ModuleNotFoundError('No module named uvloop', name='uvloop')")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-    target = Target(host="127.0.0.1", port=1, path="/")
     with (
-        contextlib.closing(Children(target)) as children,
         pytest.raises(ConfigError, match="cannot run here") as refused,
+        LoadClient(Endpoint(url="http://127.0.0.1:1"), processes=1),
     ):
-        children.start(1)
+        pass
     assert "pip install 'llm-pipeline[control]'" in refused.value.hint
 
 
