@@ -74,9 +74,7 @@ class PairedAccuracy(Frozen):
         loss: What the candidate scored less, between its bounds. Negative is a gain.
         lost: Items on which the candidate scored less.
         gained: Items on which the candidate scored more.
-        cut: Answers of the baseline, and of the candidate, that ended by length.
         clusters: Groups of items that belong together; None when every item stands for itself.
-        parts: Of a group, its tasks; none of them is judged by itself.
     """
 
     name: str
@@ -87,9 +85,7 @@ class PairedAccuracy(Frozen):
     loss: Bounds | None = None
     lost: int = 0
     gained: int = 0
-    cut: tuple[int, int] = (0, 0)
     clusters: int | None = None
-    parts: tuple[PairedAccuracy, ...] = ()
 
     @property
     def flips(self) -> int:

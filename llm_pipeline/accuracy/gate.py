@@ -297,13 +297,11 @@ class TaskPairs:
         name: The task or group, or `POOLED`.
         items: Baseline's and candidate's.
         unpaired: Items that one side lacks or has no score for.
-        parts: Of a group, its tasks; none of them is judged by itself.
     """
 
     name: str
     items: tuple[tuple[ScoredItem, ScoredItem], ...]
     unpaired: int = 0
-    parts: tuple[TaskPairs, ...] = ()
 
     @cached_property
     def scores(self) -> NDArray[np.float64]:
@@ -372,7 +370,7 @@ def pair_items(
 def join(name: str, parts: Sequence[TaskPairs]) -> TaskPairs:
     """Several tasks as one sample, in which every item counts alike; its bound is a little wide where they differ."""
     items = tuple(pair for part in parts for pair in part.items)
-    return TaskPairs(name, items, sum(part.unpaired for part in parts), tuple(parts))
+    return TaskPairs(name, items, sum(part.unpaired for part in parts))
 
 
 def judge_look(
@@ -441,9 +439,8 @@ def judge_look(
 
 def _compared(pairs: TaskPairs, passing: float, failing: float) -> PairedAccuracy:
     """The comparison, with an upper bound that errs with a chance of `passing`, and a lower one with `failing`."""
-    parts = () if pairs.name == POOLED else tuple(_compared(part, passing, failing) for part in pairs.parts)
     if not pairs.items:
-        return PairedAccuracy(name=pairs.name, pairs=0, unpaired=pairs.unpaired, parts=parts)
+        return PairedAccuracy(name=pairs.name, pairs=0, unpaired=pairs.unpaired)
     (before, after), sample = pairs.scores, pairs.sample
     clusters = len({(one.task, one.cluster or one.item_id) for one, _ in pairs.items})
     return PairedAccuracy(
@@ -455,9 +452,7 @@ def _compared(pairs: TaskPairs, passing: float, failing: float) -> PairedAccurac
         loss=Bounds(sample.mean, sample.lower(failing), sample.upper(passing)),
         lost=int((before > after).sum()),
         gained=int((before < after).sum()),
-        cut=(sum(one.cut for one, _ in pairs.items), sum(other.cut for _, other in pairs.items)),
         clusters=clusters if clusters < len(pairs.items) else None,
-        parts=parts,
     )
 
 

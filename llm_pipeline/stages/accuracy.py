@@ -58,7 +58,7 @@ def request(flow: ReleaseProgress, subject: str) -> tuple[AccuracyConfig, Inputs
 
 STAGE = Stage(
     name="accuracy",
-    version=9,
+    version=10,
     config=AccuracyConfig,
     request=request,
     run=run,

@@ -293,7 +293,7 @@ def _production(flow: ReleaseProgress, target: str, candidate: ArtifactRef) -> A
 
 STAGE = Stage(
     name="load_test",
-    version=7,
+    version=8,
     config=LoadTestConfig,
     request=request,
     run=run,

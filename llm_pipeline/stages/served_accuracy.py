@@ -68,7 +68,7 @@ def request(flow: ReleaseProgress, subject: str) -> tuple[ServedAccuracyConfig, 
 
 STAGE = Stage(
     name="served_accuracy",
-    version=10,
+    version=11,
     config=ServedAccuracyConfig,
     request=request,
     run=run,
