@@ -260,9 +260,10 @@ def _killed(options: argparse.Namespace, configs: Path) -> Iterator[bool]:
     steps = (told for stage, told in newest.items() if stage.startswith("canary"))
     reasons = [told["why"] for told in steps if told["verdict"] == "NO_GO"]
     print(f"the canary's reason: {reasons}", flush=True)
-    if found.startswith(_WORKER):  # vLLM's log, which the reason quotes, has a worker's rank and another name
-        died = f"VllmWorker-{found.removeprefix(_WORKER)} died"
-        yield at_least("killed_candidate_named", float(any(died in reason for reason in reasons)), 1.0, "")
+    if found.startswith(_WORKER):  # vLLM's log, which the reason may quote in its place, has a worker's rank
+        names = found, f"VllmWorker-{found.removeprefix(_WORKER)} died"
+        named = any(name in reason for name in names for reason in reasons)
+        yield at_least("killed_candidate_named", float(named), 1.0, "")
 
 
 def _strike_candidate(options: argparse.Namespace) -> tuple[str, datetime | None]:
