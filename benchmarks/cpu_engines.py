@@ -4,7 +4,8 @@
 
 Both serve SmolLM2-135M-Instruct on all cores: ours in weights and activations of 8 bits, as `configs/targets/cpu.yaml`
 says, vLLM in bfloat16. They are asked by turns, by `/v1/completions`, for greedy answers of 64 tokens: 1, 8 and 32 at a
-time. Judged by medians; one line a goal, and exit code 1 when one is missed.
+time. The other one is suspended meanwhile: for a second after its answers `vllm serve` keeps a core busy. Judged by
+medians; one line a goal, and exit code 1 when one is missed.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ import sys
 import tempfile
 import time
 import urllib.request
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import aiohttp
 import numpy as np
+import psutil
 from goals import at_least
 
 from llm_pipeline.base.records import ArtifactRef
@@ -97,8 +100,8 @@ def our_server(stack: ExitStack, checkpoint: Path, threads: int, scratch: Path) 
     return start_server(repository, ports, triton_home=home, python=MODEL_PYTHON, state=state)
 
 
-def vllm_serve(stack: ExitStack, checkpoint: Path, scratch: Path) -> str:
-    """The URL of `vllm serve`, once it is ready."""
+def vllm_serve(stack: ExitStack, checkpoint: Path, scratch: Path) -> tuple[str, int]:
+    """The URL of `vllm serve`, once it is ready, and its pid."""
     (port,) = free_ports(1)
     environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1", "HOME": str(scratch)}
     options = ["--port", str(port), "--served-model-name", "llm", "--dtype", "bfloat16", "--max-model-len", "2048"]
@@ -111,10 +114,24 @@ def vllm_serve(stack: ExitStack, checkpoint: Path, scratch: Path) -> str:
     while server.poll() is None and time.monotonic() < end:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2):
-                return f"http://127.0.0.1:{port}"
+                return f"http://127.0.0.1:{port}", server.pid
         except OSError:
             time.sleep(1)
     raise SystemExit(f"vllm serve did not start:\n{Path(scratch, 'vllm.log').read_text()[-3000:]}")
+
+
+@contextmanager
+def suspended(pid: int) -> Iterator[None]:
+    """A process and all that it started stand still meanwhile."""
+    process = psutil.Process(pid)
+    family = [process, *process.children(recursive=True)]
+    for one in family:
+        one.suspend()
+    try:
+        yield
+    finally:
+        for one in family:
+            one.resume()
 
 
 async def rate(session: aiohttp.ClientSession, url: str, requests: int, turn: int) -> float:
@@ -131,15 +148,18 @@ async def rate(session: aiohttp.ClientSession, url: str, requests: int, turn: in
     return tokens / (time.perf_counter() - began)
 
 
-async def measure(urls: dict[str, str], turns: int) -> list[bool]:
+async def measure(urls: dict[str, str], pids: dict[str, int], turns: int) -> list[bool]:
     """Ask, print the figures and the goals."""
+    other = dict(zip(urls, reversed(pids.values()), strict=True))
     met = []
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)  # a kept connection ends while its server stands still
+    async with aiohttp.ClientSession(connector=connector) as session:
         for requests in AT_ONCE:
             rates: dict[str, list[float]] = {name: [] for name in urls}
             for turn in range(-1, turns):  # the first one warms up
                 for name, url in list(urls.items())[:: 1 if turn % 2 else -1]:
-                    measured = await rate(session, url, requests, turn)
+                    with suspended(other[name]):
+                        measured = await rate(session, url, requests, turn)
                     rates[name] += [measured] if turn >= 0 else []
             for name, own in rates.items():
                 print(f"{requests:>2} at once  {name:<10} {np.median(own):7.1f} tokens/s", flush=True)
@@ -160,8 +180,9 @@ def main() -> int:
     checkpoint = options.checkpoint or demo_model(CHAT)
     with tempfile.TemporaryDirectory(prefix="cpu-engines-") as scratch, ExitStack() as stack:
         server = our_server(stack, checkpoint, os.cpu_count() or 1, Path(scratch))
-        urls = {"ours": server.endpoint.url, "vllm serve": vllm_serve(stack, checkpoint, Path(scratch))}
-        return 0 if all(asyncio.run(measure(urls, options.turns))) else 1
+        url, pid = vllm_serve(stack, checkpoint, Path(scratch))
+        urls, pids = {"ours": server.endpoint.url, "vllm serve": url}, {"ours": server.pid, "vllm serve": pid}
+        return 0 if all(asyncio.run(measure(urls, pids, options.turns))) else 1
 
 
 if __name__ == "__main__":
