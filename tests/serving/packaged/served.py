@@ -77,6 +77,6 @@ def settled(server: RunningServer, name: str, seconds: float = 0.3) -> float:
 def eventually(condition: Callable[[], bool], seconds: float = 120.0) -> bool:
     """Whether a condition becomes true in time."""
     deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
+    while not (holds := condition()) and time.monotonic() < deadline:  # asked again, it may no longer hold
         time.sleep(0.05)
-    return condition()
+    return holds
