@@ -24,8 +24,6 @@ RecordT = TypeVar("RecordT", bound=BaseModel)
 
 MAXIMUM_BYTES = 100_000_000
 """Several times the largest tokenizers and weight indexes that are published."""
-MAXIMUM_DEPTH = 100
-_MOST_DIGITS = 300  # what still fits into a float; tokenizers do publish `model_max_length` with 31 digits
 
 
 def load_record(kind: type[RecordT], path: Path, problem: str) -> RecordT:
@@ -121,18 +119,15 @@ def parse(data: bytes, *, where: str, maximum_bytes: int = MAXIMUM_BYTES, finite
         value = json.loads(
             data.decode(),
             object_pairs_hook=_without_duplicates,
-            parse_int=_integer,
             parse_float=number,
             parse_constant=number,
         )
         if b"\\u" in data:
             json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate would fail later, wherever it is written
     except RecursionError as error:
-        raise _too_deep(where) from error
+        raise _unusable("JSON nested deeper than can be read", where) from error
     except ValueError as error:  # UnicodeError and JSONDecodeError are ValueErrors
         raise _unusable(f"not usable JSON: {_short(error)}", where) from error
-    if _depth_exceeds(value, MAXIMUM_DEPTH):
-        raise _too_deep(where)
     return value
 
 
@@ -157,32 +152,12 @@ def _number(text: str, *, finite: bool) -> float:
     return value
 
 
-def _integer(text: str) -> int:
-    if len(text) > _MOST_DIGITS:
-        raise ValueError(f"an integer has {len(text)} digits")
-    return int(text)
-
-
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
         ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
         raise ValueError(f"the key {twice[:80]!r} occurs twice")
     return result
-
-
-def _depth_exceeds(value: Any, limit: int) -> bool:
-    level = [value]
-    for _ in range(limit + 1):
-        containers = [item for item in level if isinstance(item, (dict, list))]
-        if not containers:
-            return False
-        level = [child for item in containers for child in (item.values() if isinstance(item, dict) else item)]
-    return True
-
-
-def _too_deep(where: str) -> IntegrityError:
-    return _unusable(f"JSON nested deeper than {MAXIMUM_DEPTH} levels", where)
 
 
 def _short(error: ValueError) -> str:

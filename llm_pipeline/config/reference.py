@@ -44,8 +44,8 @@ def reference() -> str:
         (
             "Numbers have ranges, which stand behind their types; for a list or mapping, that of its values. Files are "
             f"UTF-8 of at most {CONFIG_BOUNDS.bytes // 1024} KiB and {CONFIG_BOUNDS.depth} levels. Tags (`!!str`), "
-            "keys given twice, `.inf`, `.nan`, numbers in base 60 (`1:30`) or 8 (`010`), control characters and "
-            "aliases within what has an anchor are refused; merge keys (`<<`) work."
+            "keys given twice, `.inf`, `.nan` and aliases within what has an anchor are refused; merge keys (`<<`) "
+            "work. It is YAML 1.1: write numbers in base 60 (`1:30`) or 8 (`010`) in quotes if they are texts."
         ),
         "",
         (
