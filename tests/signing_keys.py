@@ -5,16 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
 
 from llm_pipeline.config.store import Signing
 
 
-def signing_with_new_keys(directory: Path) -> Signing:
-    """Signs with a new key and trusts that one only."""
+def signing_with_new_keys(directory: Path, password: str = "") -> Signing:
+    """Signs with a new key, which may have a password, and trusts that one only."""
     directory.mkdir(parents=True, exist_ok=True)
     private, public = directory / "release.key", directory / "release.pub"
     key = ec.generate_private_key(ec.SECP256R1())
-    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    lock = BestAvailableEncryption(password.encode()) if password else NoEncryption()
+    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, lock))
     public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
     return Signing(private_key=str(private), public_keys=(str(public),))

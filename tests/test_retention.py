@@ -1,12 +1,15 @@
-"""What a retention run keeps and removes, in real stores."""
+"""What a retention run keeps and removes, in real stores; beside releases that run; and that it does nothing unsure."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,14 +20,18 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from place_here import serve
 from store_history import MODEL, TARGET, History
+from unprivileged import directory_for_everyone, mode, without_root
 
-from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline import retention
+from llm_pipeline.base.errors import IntegrityError, PipelineError, Transient
 from llm_pipeline.canary.record import Phase
-from llm_pipeline.config.store import store_settings
 from llm_pipeline.hub.kept_data_sets import kept_data_sets, remove_kept, using
-from llm_pipeline.release.execute import read_stage_record
+from llm_pipeline.release.execute import read_stage_record, stage_record_name
+from llm_pipeline.release.record import release_record_name
 from llm_pipeline.retention import RetentionReport, collect_garbage
-from llm_pipeline.store.place_state import read_place
+from llm_pipeline.store import ArtifactStore
+from llm_pipeline.store.lease import Lease
+from llm_pipeline.store.place_state import place_name, read_place
 
 STRICT = {"keep_releases": 1, "keep_days": 1.0}
 
@@ -82,18 +89,6 @@ def test_an_old_release_goes_with_all_that_only_it_used(history: History):
     assert not history.store.list_documents(f"releases/{old}")
     with pytest.raises(FileNotFoundError):
         history.store.read_file(f"releases/{old}/report.html")
-
-
-@pytest.mark.slow
-def test_the_same_is_done_in_s3(s3, tmp_path: Path):
-    config = store_settings(uri=f"s3://{s3.bucket()}/all", endpoint=s3.endpoint, cache=str(tmp_path / "cache"))
-    history = History(tmp_path, config, **STRICT)
-    old, new = history.release(1), history.release(2)
-    gone = history.artifacts_of(old)
-    collect(history, days=2)
-    assert kept(history) == {new}
-    assert not any(history.store.exists(ref) for ref in gone)
-    assert is_whole(history, new)
 
 
 def test_a_stage_result_that_a_kept_release_uses_stays_whoever_computed_it(history: History):
@@ -235,15 +230,13 @@ def test_leftovers_and_runs_of_removed_releases_go(history: History, tmp_path: P
 
 
 EVENTS = st.one_of(
-    st.tuples(st.just("release"), st.integers(1, 6), st.sampled_from(["tiny", "tiny", "other"])),
-    st.tuples(st.sampled_from(["settle", "settle", "canary", "canary ends", "claim"]), st.integers(0, 3), st.none()),
-    st.tuples(st.sampled_from(["roll back", "claim ends", "collect", "collect"]), st.integers(1, 15), st.none()),
+    st.tuples(st.just("release"), st.integers(1, 6)),
+    st.tuples(st.sampled_from(["settle", "settle", "canary", "canary ends", "claim"]), st.integers(0, 3)),
+    st.tuples(st.sampled_from(["roll back", "claim ends", "collect", "collect"]), st.integers(1, 15)),
 )
-
-
 BEGINNING = [
-    ("release", 1, "tiny"), ("settle", 0, None), ("release", 2, "tiny"), ("settle", 1, None),
-    ("release", 3, "tiny"), ("canary", 2, None), ("release", 4, "tiny"), ("claim", 3, None),
+    ("release", 1), ("settle", 0), ("release", 2), ("settle", 1), ("release", 3), ("canary", 2), ("release", 4),
+    ("claim", 3),
 ]  # fmt: skip
 
 
@@ -255,49 +248,34 @@ class Drama:
         self.canaries: set[str] = set()
         self.claimed: set[str] = set()
 
-    def apply(self, name: str, number: int, config: str | None) -> None:
+    def apply(self, name: str, number: int) -> None:
         there = sorted(kept(self.history))
-        if name in ("settle", "canary", "canary ends", "claim"):
-            if there:
-                getattr(self, name.replace(" ", "_"))(there[number % len(there)])
-        elif name == "release":
-            self.history.release(number, config)
+        one = there[number % len(there)] if there else ""
+        if name == "release":
+            self.history.release(number)
+        elif name == "roll back":
+            self.history.roll_back()
         elif name == "collect":
-            self.collect(days=number)
+            self.history.pass_days(number)
+            for release_id in self.claimed:  # a living holder is heard of
+                self.history.claim(release_id)
+            collect(self.history)
+        elif name == "claim ends":
+            self.history.claim(None)
+            self.claimed = set()
+        elif name == "claim":
+            self.history.claim(one)
+            self.claimed = {one}
+        elif name == "settle":
+            self.history.settle(one)
         else:
-            getattr(self, name.replace(" ", "_"))()
-
-    def settle(self, release_id: str) -> None:
-        self.history.settle(release_id)
-
-    def roll_back(self) -> None:
-        self.history.roll_back()
-
-    def canary(self, release_id: str) -> None:
-        self.history.canary(release_id, Phase.BAKING)
-        self.canaries.add(release_id)
-
-    def canary_ends(self, release_id: str) -> None:
-        self.history.canary(release_id, Phase.PROMOTED)
-        self.canaries.discard(release_id)
-
-    def claim(self, release_id: str) -> None:
-        self.history.claim(release_id)
-        self.claimed = {release_id}
-
-    def claim_ends(self) -> None:
-        self.history.claim(None)
-        self.claimed = set()
-
-    def collect(self, days: int) -> None:
-        self.history.pass_days(days)
-        for release_id in self.claimed:  # a living holder is heard of
-            self.history.claim(release_id)
-        collect(self.history)
+            ends = name == "canary ends"
+            self.history.canary(one, Phase.PROMOTED if ends else Phase.BAKING)
+            self.canaries = self.canaries - {one} if ends else self.canaries | {one}
 
     def in_use(self) -> set[str]:
-        pointers = read_place(self.history.store, TARGET)
-        serving = {pointer.release_id for pointer in (pointers.production, pointers.previous) if pointer}
+        place = read_place(self.history.store, TARGET)
+        serving = {pointer.release_id for pointer in (place.production, place.previous) if pointer}
         return serving | self.canaries | self.claimed
 
 
@@ -311,14 +289,7 @@ class Drama:
 @given(events=st.lists(EVENTS, min_size=4, max_size=12), keep_days=st.sampled_from([1.0, 1.0, 5.0]))
 def test_production_previous_and_running_releases_are_never_touched(tmp_path_factory, events, keep_days):
     drama = Drama(History(tmp_path_factory.mktemp("history"), **(STRICT | {"keep_days": keep_days})))
-    for event in [
-        *BEGINNING,
-        *events,
-        ("release", 7, "tiny"),
-        ("release", 7, "other"),
-        ("collect", 9, None),
-        ("collect", 9, None),
-    ]:
+    for event in [*BEGINNING, *events, ("release", 7), ("collect", 9), ("collect", 9)]:
         drama.apply(*event)
         for release_id in drama.in_use():
             assert release_id in kept(drama.history)
@@ -337,3 +308,260 @@ def test_pointers_keep_their_repository_also_without_its_release(history: Histor
     collect(history, days=2)
     assert release_id not in kept(history)
     assert history.store.verify(repository) == []
+
+
+# --- while releases run, and killed before each of its writes
+
+
+OLD, NEW = 1, 2
+TEXT = "old weights"
+WRITES = {"write_document", "delete_document", "remove", "remove_leftover"}
+
+
+class Watched:
+    """A store that calls `before` with each operation's number and name."""
+
+    def __init__(self, store: ArtifactStore, before: Callable[[int, str], None], operations: set[str]) -> None:
+        self._store = store
+        self._before = before
+        self._operations = operations
+        self.seen: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._store, name)
+        if name not in self._operations:
+            return attribute
+
+        def watched(*arguments: Any, **options: Any) -> Any:
+            self.seen.append(name)
+            self._before(len(self.seen), name)
+            return attribute(*arguments, **options)
+
+        return watched
+
+
+class Past(History):
+    """Two releases of two days ago, of which the retention keeps the newer one."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, keep_releases=1, keep_days=1.0)
+        self.pass_days(-2)
+        self.old = self.resolve(OLD)
+        made = self.stage(self.old, "download", config={"commit": 1}, content=TEXT, produces=("checkpoint",))
+        self.key, self.ref = made.key, made.artifacts["checkpoint"]
+        self.pass_days(0.1)
+        self.new = self.resolve(NEW)
+        self.stage(self.new, "download", produces=("checkpoint",))
+        self.now = datetime.now(UTC)
+        past = (self.now - timedelta(days=2)).timestamp()
+        for marker in (root / "store").glob("artifacts/*/*/_COMPLETE.json"):
+            os.utime(marker, (past, past))
+
+    def collect(self, store: ArtifactStore | Watched) -> RetentionReport:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(retention, "open_store", lambda _config: store)
+            return collect_garbage(self.deployment, delete=True)
+
+
+@pytest.mark.parametrize("way", ["published", "reused"])
+def test_an_old_artifact_that_comes_into_use_before_its_turn_stays(tmp_path: Path, way: str):
+    past = Past(tmp_path)
+
+    def before(_number: int, _name: str) -> None:
+        if way == "published":
+            assert past.publish("checkpoint", TEXT) == past.ref
+        else:
+            assert past.store.renew(past.ref)
+
+    report = past.collect(Watched(past.store, before, {"remove"}))
+    assert f"artifact {past.ref}, which came into use meanwhile" in report.skipped
+    assert past.store.verify(past.ref) == []
+
+
+def test_an_artifact_that_was_removed_is_published_again(tmp_path: Path):
+    past = Past(tmp_path)
+    past.collect(past.store)
+    assert not past.store.renew(past.ref)
+    assert past.publish("checkpoint", TEXT) == past.ref
+    assert past.store.verify(past.ref) == []
+
+
+def test_a_retention_that_is_killed_before_any_write_is_finished_by_the_next(tmp_path: Path):
+    counting = Past(tmp_path / "count")
+    watched = Watched(counting.store, lambda _number, _name: None, WRITES)
+    counting.collect(watched)
+    assert not counting.store.exists(counting.ref)
+    for number in range(1, len(watched.seen) + 1):
+        past = Past(tmp_path / str(number))
+        killed_before(past, number)
+        if past.store.exists(past.ref):
+            assert past.store.verify(past.ref) == []
+        past.collect(past.store)
+        assert not past.store.exists(past.ref)
+        assert not past.store.list_documents(f"releases/{past.old}")
+        assert past.store.read_document(release_record_name(past.new)) is not None
+        assert [past.store.verify(ref) for ref in past.artifacts_of(past.new)] == [[]]
+
+
+def killed_before(past: Past, write: int) -> None:
+    """A retention run in a process of its own that is killed before that write."""
+    child = os.fork()
+    if child == 0:
+
+        def kill(number: int, _name: str) -> None:
+            if number == write:
+                os._exit(9)
+
+        past.collect(Watched(past.store, kill, WRITES))
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+
+def test_a_release_that_is_resolved_again_before_its_documents_go_stays(tmp_path: Path):
+    past = Past(tmp_path)
+
+    def before(number: int, _name: str) -> None:
+        if number == 1:
+            past.resolve(OLD)
+
+    past.store.write_document("runs/dag/1.json", {"release_id": past.old}, None)  # goes before the release
+    report = past.collect(Watched(past.store, before, {"delete_document"}))
+    assert f"release {past.old}, which came into use meanwhile" in report.skipped
+    assert past.store.read_document(release_record_name(past.old)) is not None
+
+
+def test_a_stage_that_is_computed_meanwhile_keeps_its_lease(tmp_path: Path):
+    past = Past(tmp_path)
+    held: list[Lease] = []
+
+    def before(number: int, _name: str) -> None:
+        if number == 1:
+            held.append(Lease(past.store, stage_record_name(past.key)).__enter__())
+
+    past.collect(Watched(past.store, before, {"delete_document"}))
+    (lease,) = held
+    lease.conclude(lease.conclusion or {})
+    assert read_stage_record(past.store, past.key) is not None
+
+
+# --- of a store that cannot be read, or not wholly
+
+
+@pytest.fixture(scope="module")
+def busy() -> Iterator[History]:
+    """Two releases in production one after the other, a newer one, and one that is to go."""
+    with directory_for_everyone() as root:
+        busy = History(root, **STRICT)
+        busy.release(0)
+        for number in (1, 2):
+            busy.settle(busy.release(number))
+        busy.claim(busy.release(3), silent_hours=72)
+        (root / "work" / "jobs" / "tiny-00000009-00000064" / "download" / "1").mkdir(parents=True)
+        yield busy
+
+
+def collect_late(history: History) -> None:
+    collect_garbage(history.deployment, delete=True, now=datetime.now(UTC).replace(year=2100))
+
+
+DIRECTORIES = [
+    "store/places",
+    "store/releases",
+    "store/releases/tiny-00000002-00000064",
+    "store/releases/tiny-00000002-00000064/results",
+    "store/claims",
+    "store/stages",
+    "store/artifacts",
+    "store/artifacts/checkpoint",
+    "store/incoming",
+    "work/jobs",
+    "work/jobs/tiny-00000009-00000064/download",
+]
+
+
+@pytest.mark.parametrize("bits", [0o000, 0o300], ids=["closed", "not listed"])
+@pytest.mark.parametrize("directory", DIRECTORIES)
+def test_where_a_directory_cannot_be_read_nothing_goes_and_it_is_named(busy: History, directory: str, bits: int):
+    before = busy.names()
+    with without_root(busy.root), mode(busy.root / directory, bits), pytest.raises(PipelineError) as refused:
+        collect_late(busy)
+    assert directory in str(refused.value)
+    assert busy.names() == before
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("directory", ["store/places", "store/releases", "store/artifacts/checkpoint", "work/jobs"])
+def test_where_the_disk_does_not_answer_nothing_goes(
+    busy: History, directory: str, number: int, monkeypatch: pytest.MonkeyPatch
+):
+    scandir, failing = os.scandir, busy.root / directory
+
+    def faulty(path):
+        if Path(path) == failing:
+            raise OSError(number, os.strerror(number), str(path))
+        return scandir(path)
+
+    before = busy.names()
+    monkeypatch.setattr(os, "scandir", faulty)
+    with pytest.raises(Transient, match=os.strerror(number)):
+        collect_late(busy)
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert busy.names() == before
+
+
+@pytest.mark.parametrize("name", ["store/places", "store/releases", "store/artifacts", "store/artifacts/checkpoint"])
+def test_a_link_to_a_file_system_that_is_not_mounted_is_no_empty_directory(busy: History, name: str):
+    place = busy.root / name
+    aside = place.rename(place.with_name("aside"))
+    place.symlink_to("/not/mounted")
+    try:
+        with pytest.raises(Transient, match="cannot list"):
+            collect_late(busy)
+    finally:
+        place.unlink()
+        aside.rename(place)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        place_name(TARGET),
+        "releases/tiny-00000002-00000064/release.json",
+        "releases/tiny-00000002-00000064/results/package.cpu.json",
+        "claims/demo/tiny.json",
+        "a stage",
+    ],
+)
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b'{"revision": "1", "val',
+        b'{"revision": "1", "value": []}',
+        b'{"revision": "1", "value": {"form": "unknown"}}',
+        None,
+    ],
+)
+def test_where_a_root_is_damaged_nothing_goes_and_the_document_is_named(
+    busy: History, document: str, content: bytes | None
+):
+    name = busy.store.list_documents("stages")[0] if document == "a stage" else document
+    file = busy.root / "store" / name
+    whole, before = file.read_bytes(), busy.names()
+    try:
+        if content is None:
+            with (
+                without_root(busy.root),
+                mode(file, 0o000),
+                pytest.raises(Transient, match="Permission denied") as e,
+            ):
+                collect_late(busy)
+        else:
+            file.write_bytes(content)
+            with pytest.raises(IntegrityError) as e:
+                collect_late(busy)
+    finally:
+        file.write_bytes(whole)
+    assert name in str(e.value)
+    assert e.value.hint
+    assert busy.names() == before

@@ -85,13 +85,13 @@ def standing_pauses(store: ArtifactStore) -> tuple[dict[str, list[str]], list[Da
     """The canaries that are paused now, for people, by release; and their records that do not say."""
     pauses: dict[str, list[str]] = {}
     damaged = []
-    for place in readable_places(store)[0]:
+    for place, state in readable_places(store)[0].items():
         try:
-            record = read_canary_record(store, place.state.on_trial, place.name) if place.state.on_trial else None
-            if record is not None and (pause := standing_pause(place.state, record)):
-                pauses.setdefault(record.release_id, []).append(f"{place.name} {pause}")
+            record = read_canary_record(store, state.on_trial, place) if state.on_trial else None
+            if record is not None and (pause := standing_pause(state, record)):
+                pauses.setdefault(record.release_id, []).append(f"{place} {pause}")
         except PipelineError as error:
-            name = canary_record_name(place.state.on_trial, place.name)
+            name = canary_record_name(state.on_trial, place)
             damaged.append(DamagedRow(document=name, problem=str(error)))
     return pauses, damaged
 

@@ -22,11 +22,7 @@ def open_store(config: StoreModel | str) -> ArtifactStore:
         try:
             config = store_settings(uri)
         except ValueError as error:
-            told = (
-                error.errors()[0]["msg"].removeprefix("Value error, ")
-                if isinstance(error, ValidationError)
-                else str(error)
-            )
-            raise ConfigError(told, where=uri) from error
+            told = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+            raise ConfigError(told.removeprefix("Value error, "), where=uri) from error
     store: ArtifactStore = adapter("stores", config.kind).open(config)
     return store

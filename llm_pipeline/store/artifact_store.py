@@ -94,7 +94,7 @@ class ArtifactStore(Documents):
         """
         with disk_errors(f"cannot publish {directory.name} as {kind}"):
             before = regular_files(directory)
-            manifest = Manifest(kind=kind, files=inventory(directory), provenance=provenance or Provenance())
+            manifest = Manifest(kind=kind, files=inventory(directory, before), provenance=provenance or Provenance())
             opened = self._seals.open(manifest.ref)
             if self._seals.problems(opened) or self.check(manifest.ref) or not self.renew(manifest.ref):
                 self._write(manifest, directory, before, opened, link=consume)

@@ -61,20 +61,6 @@ class LeaseState(Frozen):
     expires_at: float
     conclusion: dict[str, JsonValue] | None = None
 
-    @classmethod
-    def of_this_process(cls, *, epoch: int, expires_at: float, conclusion: dict[str, JsonValue] | None = None) -> Self:
-        """A lease that this process holds."""
-        pid = os.getpid()
-        return cls(
-            host=socket.gethostname(),
-            pid=pid,
-            start_ticks=process_start_ticks(pid) or 0,
-            pids=visible_processes(),
-            epoch=epoch,
-            expires_at=expires_at,
-            conclusion=conclusion,
-        )
-
     @property
     def free(self) -> bool:
         """Expired, released, or held by a process that is gone, if it could be seen from here."""
@@ -197,7 +183,15 @@ class Lease:
         return ended
 
     def _write(self, expires_at: float) -> None:
-        state = LeaseState.of_this_process(epoch=self.epoch, expires_at=expires_at, conclusion=self.conclusion)
+        state = LeaseState(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            start_ticks=process_start_ticks(os.getpid()) or 0,
+            pids=visible_processes(),
+            epoch=self.epoch,
+            expires_at=expires_at,
+            conclusion=self.conclusion,
+        )
         self._revision = self._store.write_document(self._document, state.model_dump(), self._revision)
 
     def _renew(self) -> None:

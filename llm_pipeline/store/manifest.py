@@ -105,13 +105,7 @@ class Manifest(Frozen):
                 ManifestFile(path=item["name"], size=item["annotations"]["size"], sha256=item["digest"]["sha256"])
                 for item in statement["subject"]
             )
-        except (
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            RecursionError,
-        ) as error:  # pydantic's errors are ValueErrors
+        except (ValueError, LookupError, TypeError, RecursionError) as error:  # pydantic's errors are ValueErrors
             raise IntegrityError(f"not a manifest: {type(error).__name__}: {error}") from error
         if form != (_STATEMENT_TYPE, PREDICATE_TYPE):
             raise IntegrityError(f"not a manifest: a statement of the form {form}")
@@ -140,7 +134,7 @@ def regular_files(directory: Path) -> dict[str, FileState]:
     """The files of an artifact below its directory, by POSIX path; the store's own are left out.
 
     Raises:
-        IntegrityError: It holds a symbolic link, a device, or a name that is not UTF-8.
+        IntegrityError: It holds a symbolic link or a device.
     """
     found: dict[str, FileState] = {}
     _list_files(str(directory), "", found)
@@ -156,27 +150,16 @@ def _list_files(directory: str, prefix: str, found: dict[str, FileState]) -> Non
                 _list_files(entry.path, f"{path}/", found)
             elif not stat.S_ISREG(status.st_mode):
                 raise IntegrityError("an artifact holds regular files only", where=entry.path)
-            elif not _is_utf8(path):
-                raise IntegrityError("a file's name is not UTF-8", where=ascii(entry.path))
             else:
                 found[path] = FileState(status.st_size, status.st_mtime_ns, status.st_ino)
 
 
-def _is_utf8(path: str) -> bool:
-    try:
-        path.encode()
-    except UnicodeEncodeError:  # the system's bytes that are no text come as lone surrogates
-        return False
-    return True
-
-
-def inventory(directory: Path) -> tuple[ManifestFile, ...]:
-    """Hash every regular file below a directory, in threads, as that frees the interpreter.
+def inventory(directory: Path, before: Mapping[str, FileState]) -> tuple[ManifestFile, ...]:
+    """Hash the files of a directory, those that `regular_files` found, in threads, as that frees the interpreter.
 
     Raises:
-        IntegrityError: It holds a symbolic link, a device, or no file at all, or changes meanwhile.
+        IntegrityError: There is none, or one was removed meanwhile.
     """
-    before = regular_files(directory)
     if not before:
         raise IntegrityError("nothing to publish: the directory holds no file", where=str(directory))
     largest_first = sorted(before, key=lambda path: before[path].size, reverse=True)
@@ -184,7 +167,6 @@ def inventory(directory: Path) -> tuple[ManifestFile, ...]:
         digests = in_parallel(lambda path: sha256_file(directory / path), largest_first)
     except FileNotFoundError as error:
         raise IntegrityError("a file was removed meanwhile", where=str(error.filename)) from error
-    require_unchanged(directory, before)
     made = sorted(zip(largest_first, digests, strict=True))
     return tuple(ManifestFile(path=path, size=before[path].size, sha256=sha256) for path, sha256 in made)
 
@@ -254,9 +236,9 @@ def differences(
             return Difference(file.path, error.message)
         if actual is None:
             return Difference(file.path, "changed: no store wrote it")
-        return (
-            None if actual == file.sha256 else Difference(file.path, f"changed: SHA-256 is {actual}, not {file.sha256}")
-        )
+        if actual != file.sha256:
+            return Difference(file.path, f"changed: SHA-256 is {actual}, not {file.sha256}")
+        return None
 
     rest = sorted((file for file in manifest.files if file.path not in named), key=lambda file: -file.size)
     compared = in_parallel(difference, rest)

@@ -18,7 +18,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import PurePosixPath
 from typing import Literal, NamedTuple
@@ -256,31 +255,24 @@ def edit_place(store: ArtifactStore, place: str, edit: Callable[[PlaceState], Pl
     raise Conflict(f"{place_name(place)} changes faster than it can be written")
 
 
-@dataclass(frozen=True)
-class NamedPlace:
-    """A place and what is known of it."""
-
-    name: str
-    state: PlaceState
-
-
-def readable_places(store: ArtifactStore) -> tuple[list[NamedPlace], list[DamagedDocument]]:
-    """All places that can be read, and the documents that cannot.
+def readable_places(store: ArtifactStore) -> tuple[dict[str, PlaceState], list[DamagedDocument]]:
+    """All places that can be read, by name, and the documents that cannot.
 
     Raises:
         Transient: The documents cannot even be listed.
     """
-    found, damaged = [], []
+    found, damaged = dict[str, PlaceState](), []
     for name in store.list_documents("places"):
         place = PurePosixPath(name).stem
         try:
-            found.append(NamedPlace(place, read_place(store, place)))
+            found[place] = read_place(store, place)
         except PipelineError as error:
             damaged.append(DamagedDocument(name, error))
     return found, damaged
 
 
 def _read(store: ArtifactStore, place: str) -> tuple[PlaceState, str | None]:
+    """The document's revision is None before the place's first release."""
     document = store.read_document(place_name(place))
     if document is None:
         return PlaceState(), None

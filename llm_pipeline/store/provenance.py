@@ -17,7 +17,7 @@ from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from pydantic import Field, JsonValue
 
@@ -103,7 +103,7 @@ def to_predicate(kind: str, made: Provenance) -> dict[str, Any]:
         "buildDefinition": {
             "buildType": f"{_BUILD_TYPE}:{made.stage}" if made.stage else _BUILD_TYPE,
             "externalParameters": {"subject": made.subject, "config": made.config},
-            "internalParameters": {"kind": kind, "stage": made.stage, "stage_key": made.stage_key},
+            "internalParameters": {"kind": kind, "made": made.model_dump(mode="json")},
             "resolvedDependencies": [
                 {"name": name, "uri": f"urn:llm-pipeline:artifact:{ref.kind}", "digest": {"sha256": ref.digest}}
                 for name, ref in sorted(made.inputs.items())
@@ -125,36 +125,13 @@ def to_predicate(kind: str, made: Provenance) -> dict[str, Any]:
 
 
 def from_predicate(predicate: Mapping[str, Any]) -> tuple[str, Provenance]:
-    """Kind and provenance of an artifact, from its predicate.
+    """Kind and provenance of an artifact, from its predicate: the builder's own parameters hold it whole, if at all.
 
     Raises:
         KeyError, TypeError, ValueError: It does not have the shape that `to_predicate` writes.
     """
-    definition, details = predicate["buildDefinition"], predicate["runDetails"]
-    internal, metadata = definition["internalParameters"], details["metadata"]
-    builder = {item["name"]: item for item in details["builder"]["builderDependencies"]}
-    tools = {name: version for name, version in details["builder"]["version"].items() if name not in _OWN_VERSIONS}
-    made = Provenance(
-        stage=internal["stage"],
-        subject=definition["externalParameters"]["subject"],
-        stage_key=internal["stage_key"],
-        release_id=metadata["invocationId"],
-        config=definition["externalParameters"]["config"],
-        inputs={
-            item["name"]: ArtifactRef(kind=item["uri"].rpartition(":")[2], digest=item["digest"]["sha256"])
-            for item in definition["resolvedDependencies"]
-        },
-        tools=tools,
-        made_by=unquote(details["builder"]["id"].removeprefix(_BUILDER).removeprefix(":")),
-        container=builder["container"]["annotations"]["reference"] if "container" in builder else "",
-        source_commit=_commit(builder["source"]) if "source" in builder else "",
-        started_at=metadata.get("startedOn"),
-        finished_at=metadata.get("finishedOn"),
-    )
-    return internal["kind"], made
-
-
-_OWN_VERSIONS = ("llm_pipeline", "python")
+    internal = predicate["buildDefinition"]["internalParameters"]
+    return internal["kind"], Provenance.model_validate(internal.get("made", {}))
 
 
 def _builder_dependencies(made: Provenance) -> list[dict[str, Any]]:
@@ -168,8 +145,3 @@ def _builder_dependencies(made: Provenance) -> list[dict[str, Any]]:
         annotations = {"changed": made.source_commit.endswith(_CHANGED)}
         found.append({"name": "source", "digest": {"gitCommit": commit}, "annotations": annotations})
     return found
-
-
-def _commit(source: Mapping[str, Any]) -> str:
-    commit: str = source["digest"]["gitCommit"]
-    return commit + (_CHANGED if source["annotations"]["changed"] else "")

@@ -110,7 +110,7 @@ def readable_pointers(store: ArtifactStore) -> tuple[list[PointerReference], lis
         Transient: The documents cannot even be listed.
     """
     places, damaged = readable_places(store)
-    return [pointer for place in places for pointer in pointers_of(place.name, place.state)], damaged
+    return [pointer for place, state in places.items() for pointer in pointers_of(place, state)], damaged
 
 
 def resolve_reference(store: ArtifactStore, text: str) -> Reference:

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -143,16 +144,12 @@ class S3Blobs:
     def delete_all(self, names: Sequence[str]) -> None:
         for first in range(0, len(names), _KEYS_PER_DELETE):
             keys = [{"Key": self._prefix + name} for name in names[first : first + _KEYS_PER_DELETE]]
-            for attempt in range(ATTEMPTS):
-                failed = self._delete(keys, names[first])
-                if not failed:
-                    break
-                later = all(item.get("Code") in _REMOVED_LATER for item in failed)
-                if attempt == ATTEMPTS - 1 or not later:
-                    kind, one = Transient if later else Terminal, failed[0]
-                    raise kind(f"cannot remove {one.get('Key')}: {one.get('Code')}: {one.get('Message')}")
-                back_off(attempt)
-                keys = [{"Key": item["Key"]} for item in failed]
+            parameters = {"Bucket": self._bucket, "Delete": {"Objects": keys, "Quiet": True}}
+            answer = self._call(partial(self.client.delete_objects, **parameters), names[first])
+            for failed in answer.get("Errors", ()):
+                later = failed.get("Code") in _REMOVED_LATER
+                message = f"cannot remove {failed.get('Key')}: {failed.get('Code')}: {failed.get('Message')}"
+                raise (Transient if later else Terminal)(message)
 
     def upload(self, files: Mapping[str, LocalFile], *, link: bool) -> None:
         """Uploads files, large ones in parts; nothing of an unfinished one is left there."""
@@ -295,13 +292,6 @@ class S3Blobs:
             known = translated(error, self.address(name))
             raise (Changed(known.message, where=known.where) if isinstance(known, Absent) else known) from error
 
-    def _delete(self, keys: Sequence[dict[str, str]], name: str) -> Sequence[dict[str, str]]:
-        """Remove objects in one request; returns those that are still there, and why."""
-        listed = {"Objects": keys, "Quiet": True}
-        answer = self._call(lambda: self.client.delete_objects(Bucket=self._bucket, Delete=listed), name)
-        failed: Sequence[dict[str, str]] = answer.get("Errors", ())
-        return failed
-
     def _at(self, name: str) -> dict[str, Any]:
         return {"Bucket": self._bucket, "Key": self._prefix + name}
 
@@ -377,8 +367,9 @@ CONNECTIONS = 16
 _CONNECT_SECONDS = 10
 
 _REFUSALS = (401, 403)
-_EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired"})
-_REFUSED = frozenset({"InvalidToken", "TokenRefreshRequired"})  # status 400
+_REFUSED = frozenset(
+    {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "InvalidToken", "TokenRefreshRequired"}
+)  # of status 400
 _SERVER_ERROR = 500
 _NEEDED = "s3:GetObject, PutObject, DeleteObject, ListBucket, ListBucketMultipartUploads, AbortMultipartUpload"
 _CREDENTIALS_HINT = (
@@ -411,8 +402,6 @@ _KINDS: dict[str, tuple[type[PipelineError], str]] = {
     "BadDigest": (Transient, "the bytes were damaged in transit; run it again"),
     "InvalidPart": (Transient, _AGAIN),
     "RequestTimeout": (Transient, _AGAIN),
-    "ServiceUnavailable": (Transient, _AGAIN),
-    "SlowDown": (Transient, _AGAIN),
 }
 
 
@@ -468,11 +457,21 @@ def _s3_options(config: S3Place) -> dict[str, Any]:
 
 def translated(error: Exception, where: str) -> PipelineError:
     """The error of a request in the pipeline's words, with what to do about it."""
-    from botocore.exceptions import ClientError
+    from botocore import exceptions as aws
 
-    if isinstance(error, ClientError):
+    if isinstance(error, aws.ClientError):
         return _of_response(error, where)
-    return _of_botocore(error, where)
+    if isinstance(error, aws.ProfileNotFound):
+        return ConfigError(str(error), where=where, hint="correct AWS_PROFILE, or add it to ~/.aws/config")
+    if isinstance(error, (aws.CredentialRetrievalError, aws.NoCredentialsError, aws.PartialCredentialsError,
+                          aws.SSOError, aws.TokenRetrievalError)):  # fmt: skip
+        return Terminal(f"no credentials for S3: {error}", where=where, hint=_CREDENTIALS_HINT)
+    if isinstance(error, aws.SSLError):
+        return Transient(str(error), where=where, hint="trust the endpoint's certificate: AWS_CA_BUNDLE")
+    if isinstance(error, (aws.ParamValidationError, aws.NoRegionError, aws.BaseEndpointResolverError, ValueError)):
+        return ConfigError(str(error), where=where, hint="correct store.endpoint, store.uri and AWS_DEFAULT_REGION")
+    hint = "check the network and store.endpoint, then run it again"
+    return Transient(f"no answer from S3: {error}", where=where, hint=hint)
 
 
 def _of_response(error: Any, where: str) -> PipelineError:
@@ -483,42 +482,8 @@ def _of_response(error: Any, where: str) -> PipelineError:
     if code in _KINDS:
         kind, hint = _KINDS[code]
         return kind(message, where=where, hint=hint)
-    if code in _EXPIRED:
-        hint = f"get new ones, then run it again; {_CREDENTIALS_HINT}"
-        return Terminal(f"the credentials for S3 have expired: {message}", where=where, hint=hint)
     if code in _REFUSED or status in _REFUSALS:
         return Terminal(f"S3 refused {message}", where=where, hint=_CREDENTIALS_HINT)
     if status >= _SERVER_ERROR:
         return Transient(f"S3 cannot serve {message}", where=where, hint=_AGAIN)
     return Terminal(message, where=where, hint="check the store's configuration and the bucket's policy")
-
-
-def _of_botocore(error: Exception, where: str) -> PipelineError:
-    from botocore import exceptions as aws
-
-    if isinstance(error, aws.ProfileNotFound):
-        return ConfigError(str(error), where=where, hint="correct AWS_PROFILE, or add it to ~/.aws/config")
-    if isinstance(error, _credential_errors()):
-        return Terminal(f"no credentials for S3: {error}", where=where, hint=_CREDENTIALS_HINT)
-    if isinstance(error, aws.SSLError):
-        return Transient(str(error), where=where, hint="trust the endpoint's certificate: AWS_CA_BUNDLE")
-    if isinstance(error, (aws.ParamValidationError, aws.NoRegionError, aws.BaseEndpointResolverError, ValueError)):
-        return ConfigError(str(error), where=where, hint="correct store.endpoint, store.uri and AWS_DEFAULT_REGION")
-    return Transient(
-        f"no answer from S3: {error}", where=where, hint="check the network and store.endpoint, then run it again"
-    )
-
-
-def _credential_errors() -> tuple[type[Exception], ...]:
-    from botocore import exceptions as aws
-
-    return (
-        aws.CredentialRetrievalError,
-        aws.LoginError,
-        aws.NoAuthTokenError,
-        aws.NoCredentialsError,
-        aws.PartialCredentialsError,
-        aws.RefreshWithMFAUnsupportedError,
-        aws.SSOError,
-        aws.TokenRetrievalError,
-    )

@@ -119,16 +119,10 @@ class Signatures:
                 raise ConfigError(f"{variable} is not set", where="signing.password_variable", hint=hint)
         try:
             signer = signing.Config().use_elliptic_key_signer(private_key=key, password=password)
-        except OSError as error:
-            raise ConfigError(f"the private key cannot be read: {error.strerror}", where=key, hint=_KEY_HINT) from error
-        except TypeError as error:  # raised for these two reasons only
-            said = "has no password" if password else "needs a password"
-            advice = "remove password_variable" if password else "name its variable in password_variable"
-            raise ConfigError(f"the private key {said}", where=key, hint=advice) from error
-        except (ValueError, AttributeError, UnsupportedAlgorithm) as error:
-            reason = "the password is wrong, or it is not" if password else "it is not"
-            message = f"the private key cannot be used: {reason} an elliptic-curve key in PEM form"
-            raise ConfigError(message, where=key, hint=_KEY_HINT) from error
+        except (OSError, TypeError, ValueError, AttributeError, UnsupportedAlgorithm) as error:
+            locked = f"the password in {variable} is not its own" if variable else "it has a password"
+            reason = getattr(error, "strerror", None) or f"{locked}, or it is no elliptic-curve key in PEM form"
+            raise ConfigError(f"the private key cannot be used: {reason}", where=key, hint=_KEY_HINT) from error
         with TemporaryDirectory() as directory:
             path = Path(directory, SIGNATURE_FILE)
             signer.set_hashing_config(hashes).sign(Path(), path)
@@ -207,13 +201,8 @@ class _KnownHashes:
         """How they differ from what an authentic bundle signs."""
         payload = json.loads(base64.b64decode(json.loads(signature)["dsseEnvelope"]["payload"]))
         signed = {item["name"]: item["digest"] for item in payload["predicate"].get("resources", ())}
-        found = [Difference(path, "missing: it was signed") for path in sorted(signed.keys() - self.by_path.keys())]
-        found += [Difference(path, "extra: it is not signed") for path in sorted(self.by_path.keys() - signed.keys())]
-        found += [
-            Difference(path, "altered since it was signed")
-            for path in sorted(signed.keys() & self.by_path.keys())
-            if signed[path] != self.by_path[path]
-        ]
+        other = sorted(path for path in signed.keys() | self.by_path if signed.get(path) != self.by_path.get(path))
+        found = [Difference(path, "added, removed or altered since it was signed") for path in other]
         return found or [Difference(SIGNATURE_FILE, _NOT_AUTHENTIC)]
 
 
@@ -236,11 +225,9 @@ def _key_name(path: str) -> str:
     try:
         Verifier(Path(path))
         key = load_pem_public_key(Path(path).read_bytes())
-    except OSError as error:
-        raise ConfigError(f"a public key cannot be read: {error.strerror}", where=path, hint=_KEY_HINT) from error
-    except (ValueError, AttributeError, UnsupportedAlgorithm) as error:
-        message = "a public key cannot be used: it is not an elliptic-curve key in PEM form"
-        raise ConfigError(message, where=path, hint=_KEY_HINT) from error
+    except (OSError, ValueError, AttributeError, UnsupportedAlgorithm) as error:
+        reason = getattr(error, "strerror", None) or "it is no elliptic-curve key in PEM form"
+        raise ConfigError(f"a public key cannot be used: {reason}", where=path, hint=_KEY_HINT) from error
     return hashlib.sha256(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
 
 

@@ -55,11 +55,6 @@ def downloaded(tmp_path: Path, source: ModelSource, facts: ModelFacts) -> StageR
     return execute(request)
 
 
-def test_the_model_that_the_plan_judged_is_taken(tmp_path: Path):
-    source, facts = published(tmp_path / "model")
-    assert isinstance(downloaded(tmp_path, source, facts), StageResult)
-
-
 def test_another_model_than_the_plan_judged_is_refused(tmp_path: Path):
     source, facts = published(tmp_path / "model")
     larger = facts.model_copy(update={"context_length": 128})

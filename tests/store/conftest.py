@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from llm_pipeline.store.s3_blobs import connect as make_client
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from s3_faults import Faults, faulty
+from signing_keys import signing_with_new_keys
 
 _clients: dict[tuple[Any, ...], Any] = {}
 
@@ -74,13 +74,18 @@ def s3_client(s3_server: Any) -> Any:
     return s3_server.client()
 
 
+@pytest.fixture(params=["local", "s3"])
+def config(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StoreModel:
+    """An empty store of each kind; `s3 in parts` has parts of 100,000 bytes."""
+    if request.param == "local":
+        return store_settings(uri=f"file://{tmp_path / 'store'}")
+    if request.param == "s3 in parts":
+        monkeypatch.setattr("llm_pipeline.store.s3_blobs.PART_BYTES", 100_000)
+    found: StoreModel = request.getfixturevalue("s3_config")
+    return found
+
+
 @pytest.fixture(scope="session")
 def signing(tmp_path_factory: pytest.TempPathFactory) -> Signing:
     """Signs with a key of its own, and trusts it."""
-    keys = tmp_path_factory.mktemp("keys")
-    for arguments in (
-        ("genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", "key.pem"),
-        ("pkey", "-in", "key.pem", "-pubout", "-out", "key.pub"),
-    ):
-        subprocess.run(["openssl", *arguments], cwd=keys, check=True, capture_output=True)
-    return Signing(private_key=str(keys / "key.pem"), public_keys=(str(keys / "key.pub"),))
+    return signing_with_new_keys(tmp_path_factory.mktemp("keys"))

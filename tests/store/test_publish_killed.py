@@ -164,13 +164,25 @@ def _made_whole(disk: Disk, weights: Path, ref: ArtifactRef) -> None:
     assert all(path.startswith(f"artifacts/checkpoint/{ref.digest}/") for path in disk.files)
 
 
+@pytest.mark.parametrize("before", ["nothing", "damaged", "unsigned"])
 def test_a_publication_killed_anywhere_leaves_a_whole_artifact_or_none_and_can_be_repeated(
-    disk: Disk, weights: Path, step: int
+    disk: Disk, weights: Path, before: str, signing: Signing, step: int
 ) -> None:
-    ref = disk.store.publish("checkpoint", weights)
-    for _ in _write_points(disk.root, disk.clear, lambda: disk.store.publish("checkpoint", weights), step):
-        _whole_or_absent(disk, ref)
-        _made_whole(disk, weights, ref)
+    publisher = Disk(disk.root, signing) if before == "unsigned" else disk
+    ref = publisher.store.publish("checkpoint", weights)
+    file = disk.store.root / "artifacts" / ref.kind / ref.digest / "model.bin"
+
+    def begin() -> None:
+        disk.clear()
+        if before != "nothing":
+            disk.store.publish("checkpoint", weights)
+        if before == "damaged":
+            file.write_bytes(b"rubbish")
+
+    for _ in _write_points(disk.root, begin, lambda: publisher.store.publish("checkpoint", weights), step):
+        if not file.exists() or file.read_bytes() != b"rubbish":
+            _whole_or_absent(disk, ref)
+        _made_whole(publisher, weights, ref)
 
 
 def test_a_consuming_publication_killed_anywhere_leaves_the_directory_or_a_whole_artifact(
@@ -193,41 +205,6 @@ def test_a_consuming_publication_killed_anywhere_leaves_the_directory_or_a_whole
         assert disk.store.verify(ref) == []
         disk.remove_leftovers()
         assert all(path.startswith(f"artifacts/checkpoint/{ref.digest}/") for path in disk.files)
-
-
-def test_the_replacement_of_a_damaged_artifact_killed_anywhere_can_be_repeated(
-    disk: Disk, weights: Path, step: int
-) -> None:
-    ref = disk.store.publish("checkpoint", weights)
-    damaged = disk.store.root / "artifacts" / ref.kind / ref.digest / "model.bin"
-
-    def begin() -> None:
-        disk.clear()
-        disk.store.publish("checkpoint", weights)
-        damaged.write_bytes(b"rubbish")
-
-    for _ in _write_points(disk.root, begin, lambda: disk.store.publish("checkpoint", weights), step):
-        if not damaged.exists() or damaged.read_bytes() != b"rubbish":
-            _whole_or_absent(disk, ref)
-        _made_whole(disk, weights, ref)
-
-
-def test_signing_what_is_unsigned_killed_anywhere_leaves_a_whole_artifact_or_none(
-    disk: Disk, weights: Path, step: int
-) -> None:
-    key, public = str(disk.root / "key.pem"), str(disk.root / "key.pub")
-    subprocess.run(["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", key], check=True)
-    subprocess.run(["openssl", "ec", "-in", key, "-pubout", "-out", public], check=True, capture_output=True)
-    unsigned, signed = Disk(disk.root), Disk(disk.root, Signing(private_key=key, public_keys=(public,)))
-    ref = signed.store.publish("checkpoint", weights)
-
-    def begin() -> None:
-        unsigned.clear()
-        unsigned.store.publish("checkpoint", weights)
-
-    for _ in _write_points(disk.root, begin, lambda: signed.store.publish("checkpoint", weights), step):
-        _whole_or_absent(unsigned, ref)
-        _made_whole(signed, weights, ref)
 
 
 def test_a_removal_killed_anywhere_leaves_a_whole_artifact_or_none(disk: Disk, weights: Path, step: int) -> None:

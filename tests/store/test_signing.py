@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -13,10 +12,18 @@ from pathlib import Path
 import pytest
 
 from llm_pipeline.adapters.local.store import LocalStore
+from llm_pipeline.base.digest import sha256_file
 from llm_pipeline.base.errors import ConfigError, IntegrityError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.store import Signing, store_settings
-from llm_pipeline.store.manifest import COMPLETE_FILE, MANIFEST_FILE, SIGNATURE_FILE, Manifest, inventory
+from llm_pipeline.store.manifest import (
+    COMPLETE_FILE,
+    MANIFEST_FILE,
+    SIGNATURE_FILE,
+    Manifest,
+    inventory,
+    regular_files,
+)
 from llm_pipeline.store.provenance import Provenance
 from llm_pipeline.store.seal import Seal
 from llm_pipeline.store.signing import Signatures
@@ -64,13 +71,9 @@ def open_with(tmp_path: Path) -> Callable[[Signing | None], LocalStore]:
 
 
 @pytest.fixture
-def weights(tmp_path: Path) -> Path:
-    directory = tmp_path / "weights"
-    (directory / "sub").mkdir(parents=True)
-    (directory / "model.bin").write_bytes(os.urandom(100_000))
-    (directory / "sub" / "config.json").write_text("{}")
-    (directory / ".gitattributes").write_text("*.bin filter=lfs")
-    return directory
+def weights(weights: Path) -> Path:
+    (weights / ".gitattributes").write_text("*.bin filter=lfs")  # which sigstore would leave out by itself
+    return weights
 
 
 def _directory(store: LocalStore, ref: ArtifactRef) -> Path:
@@ -95,14 +98,10 @@ def _reseal(directory: Path) -> None:
     """Make the completion marker fit, as somebody would who may write to the store but has no key."""
     signature = directory / SIGNATURE_FILE
     seal = Seal(
-        manifest_sha256=_sha256(directory / MANIFEST_FILE),
-        signature_sha256=_sha256(signature) if signature.exists() else None,
+        manifest_sha256=sha256_file(directory / MANIFEST_FILE),
+        signature_sha256=sha256_file(signature) if signature.exists() else None,
     )
     (directory / COMPLETE_FILE).write_text(seal.model_dump_json())
-
-
-def _sha256(path: Path) -> str:
-    return subprocess.run(["sha256sum", path], check=True, capture_output=True, text=True).stdout[:64]
 
 
 def test_a_signed_artifact_is_fetched_by_whoever_trusts_the_key(open_with, signing, weights: Path) -> None:
@@ -149,23 +148,6 @@ def test_what_the_command_line_signs_is_accepted(open_with, signing, weights: Pa
     assert open_with(signing(None, "ours")).verify(ref) == []
 
 
-def test_an_unsigned_artifact_is_refused(open_with, signing, weights: Path) -> None:
-    ref = open_with(None).publish("checkpoint", weights)
-    reader = open_with(signing(None, "ours"))
-    with pytest.raises(IntegrityError, match=r"_SIGNATURE\.json: missing: the artifact is unsigned"):
-        reader.fetch(ref)
-    assert reader.exists(ref), "whole, and only not signed: it stays"
-
-
-def test_a_signature_that_was_taken_away_is_refused(open_with, signing, weights: Path) -> None:
-    store = open_with(signing("ours", "ours"))
-    ref = store.publish("checkpoint", weights)
-    (_directory(store, ref) / SIGNATURE_FILE).unlink()
-    assert [found.path for found in store.verify(ref)] == [SIGNATURE_FILE]
-    _reseal(_directory(store, ref))
-    assert [found.problem for found in store.verify(ref)] == ["missing: the artifact is unsigned"]
-
-
 def test_a_signature_by_another_key_is_refused(open_with, signing, weights: Path) -> None:
     ref = open_with(signing("other", "other")).publish("checkpoint", weights)
     with pytest.raises(IntegrityError, match="signed by another key"):
@@ -178,9 +160,7 @@ def test_a_forged_manifest_is_refused_although_its_seal_fits(open_with, signing,
     directory = _directory(store, ref)
     (directory / MANIFEST_FILE).write_text((directory / MANIFEST_FILE).read_text().replace("builder:ci", "builder:me"))
     _reseal(directory)
-    assert [(found.path, found.problem) for found in store.verify(ref)] == [
-        (MANIFEST_FILE, "altered since it was signed")
-    ]
+    assert [found.path for found in store.verify(ref)] == [MANIFEST_FILE]
 
 
 def test_another_artifacts_signature_is_refused_with_every_difference_named(
@@ -195,44 +175,24 @@ def test_another_artifacts_signature_is_refused_with_every_difference_named(
     forged = store.publish("checkpoint", other)
     shutil.copy(_directory(store, ref) / SIGNATURE_FILE, _directory(store, forged))
     _reseal(_directory(store, forged))
-    assert {found.path: found.problem for found in store.verify(forged)} == {
-        "sub/config.json": "missing: it was signed",
-        "backdoor.json": "extra: it is not signed",
-        MANIFEST_FILE: "altered since it was signed",
-        "model.bin": "altered since it was signed",
-    }
+    found = store.verify(forged)
+    assert {one.path for one in found} == {"sub/config.json", "backdoor.json", MANIFEST_FILE, "model.bin"}
+    assert {one.problem for one in found} == {"added, removed or altered since it was signed"}
 
 
-def _without_hint(bundle: dict) -> None:
-    del bundle["verificationMaterial"]["publicKey"]["hint"]
+ALTERED: dict[str, Callable[[dict], object]] = {
+    "no hint": lambda bundle: bundle["verificationMaterial"]["publicKey"].pop("hint"),
+    "other payload": lambda bundle: bundle["dsseEnvelope"].update(payload="e30="),
+    "other signature": lambda bundle: bundle["dsseEnvelope"]["signatures"][0].update(sig="AAAA"),
+    "no signature": lambda bundle: bundle["dsseEnvelope"].update(signatures=[]),
+    "no envelope": lambda bundle: bundle.pop("dsseEnvelope"),
+    "other media type": lambda bundle: bundle.update(mediaType="text/plain"),
+}
 
 
-def _other_payload(bundle: dict) -> None:
-    bundle["dsseEnvelope"]["payload"] = "e30="
-
-
-def _other_signature(bundle: dict) -> None:
-    bundle["dsseEnvelope"]["signatures"][0]["sig"] = "AAAA"
-
-
-def _no_signature(bundle: dict) -> None:
-    bundle["dsseEnvelope"]["signatures"] = []
-
-
-def _no_envelope(bundle: dict) -> None:
-    del bundle["dsseEnvelope"]
-
-
-def _other_media_type(bundle: dict) -> None:
-    bundle["mediaType"] = "text/plain"
-
-
-@pytest.mark.parametrize(
-    "alter", [_without_hint, _other_payload, _other_signature, _no_signature, _no_envelope, _other_media_type]
-)
-def test_an_altered_bundle_is_refused(signing, weights: Path, alter: Callable[[dict], None], capsys) -> None:
-    signatures = Signatures(signing("ours", "ours"))
-    manifest = Manifest(kind="checkpoint", files=inventory(weights))
+@pytest.mark.parametrize("alter", ALTERED.values(), ids=ALTERED)
+def test_an_altered_bundle_is_refused(signing, weights: Path, alter: Callable[[dict], object], capsys) -> None:
+    signatures, manifest = Signatures(signing("ours", "ours")), manifest_of(weights)
     bundle = json.loads(signatures.sign(manifest, manifest.to_json()) or b"")
     alter(bundle)
     found = signatures.problems(manifest, manifest.to_json(), json.dumps(bundle).encode())
@@ -241,28 +201,22 @@ def test_an_altered_bundle_is_refused(signing, weights: Path, alter: Callable[[d
     assert capsys.readouterr().out == ""
 
 
+def manifest_of(weights: Path) -> Manifest:
+    return Manifest(kind="checkpoint", files=inventory(weights, regular_files(weights)))
+
+
 @pytest.mark.parametrize("rubbish", [b"", b"rubbish", b"null", b"\xff\xfe", b"[" * 100_000])
 def test_rubbish_in_place_of_a_signature_is_refused(signing, weights: Path, rubbish: bytes) -> None:
-    manifest = Manifest(kind="checkpoint", files=inventory(weights))
+    manifest = manifest_of(weights)
     found = Signatures(signing(None, "ours")).problems(manifest, manifest.to_json(), rubbish)
     assert [difference.problem for difference in found] == ["not a signature: it is not a sigstore bundle"]
 
 
-@pytest.mark.parametrize("before", [None, "other"], ids=["unsigned", "an old key"])
-def test_signing_switched_on_or_a_new_key_signs_what_is_published_again_under_the_same_name(
-    open_with, signing, weights: Path, before: str | None
-) -> None:
-    ref = open_with(before and signing(before, before)).publish("checkpoint", weights)
+def test_a_new_key_signs_what_is_published_again_under_the_same_name(open_with, signing, weights: Path) -> None:
+    ref = open_with(signing("other", "other")).publish("checkpoint", weights)
     store = open_with(signing("ours", "ours"))
     assert store.publish("checkpoint", weights) == ref
     assert store.verify(ref) == []
-
-
-def test_a_publication_where_signatures_are_required_and_nothing_signs_is_refused(
-    open_with, signing, weights: Path
-) -> None:
-    with pytest.raises(ConfigError, match="no signing key is set here"):
-        open_with(signing(None, "ours")).publish("checkpoint", weights)
 
 
 def test_a_key_whose_signatures_would_be_refused_publishes_nothing(open_with, signing, weights: Path) -> None:
@@ -284,12 +238,12 @@ def test_a_key_with_a_password_signs(open_with, signing, weights: Path, monkeypa
 @pytest.mark.parametrize(
     "case",
     [
-        ("absent", None, "cannot be read: No such file"),
-        ("rubbish", None, "not an elliptic-curve key"),
-        ("edwards", None, "not an elliptic-curve key"),
-        ("locked", None, "needs a password"),
-        ("locked", "wrong-" + PASSWORD, "the password is wrong"),
-        ("ours", PASSWORD, "has no password"),
+        ("absent", None, "No such file"),
+        ("rubbish", None, "it has a password, or it is no elliptic-curve key"),
+        ("edwards", None, "no elliptic-curve key"),
+        ("locked", None, "it has a password"),
+        ("locked", "wrong-" + PASSWORD, "the password in KEY_PASSWORD is not its own"),
+        ("ours", PASSWORD, "the password in KEY_PASSWORD is not its own"),
         ("locked", "", "KEY_PASSWORD is not set"),
     ],
 )

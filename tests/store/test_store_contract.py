@@ -7,13 +7,12 @@ import os
 import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Protocol
 
 import pytest
 
 from llm_pipeline.base.errors import ConfigError, IntegrityError
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.config.store import Signing, StoreModel, store_settings
+from llm_pipeline.config.store import Signing, StoreModel
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.artifact_store import Conflict
 from llm_pipeline.store.lease import Lease, LeaseHeld
@@ -24,82 +23,41 @@ WEIGHTS = 300_000
 POINTERS = "pointers/m/cpu.json"
 
 
-class Medium(Protocol):
+class Medium:
     """What a store keeps its files in, written to behind its back."""
 
-    config: StoreModel
-
-    def read(self, name: str) -> bytes: ...
-    def write(self, name: str, data: bytes) -> None: ...
-    def delete(self, name: str) -> None: ...
-
-
-class Disk:
-    def __init__(self, root: Path) -> None:
-        self.config = store_settings(uri=f"file://{root}")
-        self._root = root
+    def __init__(self, config: StoreModel) -> None:
+        self.config, self._blobs = config, open_store(config)._blobs
 
     def read(self, name: str) -> bytes:
-        return (self._root / name).read_bytes()
+        blob = self._blobs.get(name)
+        assert blob is not None
+        return blob.data
 
     def write(self, name: str, data: bytes) -> None:
-        (self._root / name).parent.mkdir(parents=True, exist_ok=True)
-        (self._root / name).write_bytes(data)
+        self._blobs.put(name, data)
 
     def delete(self, name: str) -> None:
-        (self._root / name).unlink()
-
-
-class S3:
-    def __init__(self, client: Any, config: StoreModel) -> None:
-        self.config = config
-        self._client = client
-        self._bucket, self._prefix = config.bucket_and_prefix
-
-    def read(self, name: str) -> bytes:
-        return self._client.get_object(**self._at(name))["Body"].read()
-
-    def write(self, name: str, data: bytes) -> None:
-        self._client.put_object(**self._at(name), Body=data)
-
-    def delete(self, name: str) -> None:
-        self._client.delete_object(**self._at(name))
-
-    def _at(self, name: str) -> dict[str, str]:
-        return {"Bucket": self._bucket, "Key": f"{self._prefix}/{name}"}
-
-
-@pytest.fixture(params=["local", "s3"])
-def medium(
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    s3_config: StoreModel,
-    s3_client: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Medium:
-    if request.param == "local":
-        return Disk(tmp_path / "store")
-    if request.param == "s3 in parts":
-        monkeypatch.setattr("llm_pipeline.store.s3_blobs.PART_BYTES", 100_000)
-    return S3(s3_client, s3_config)
-
-
-also_in_parts = pytest.mark.parametrize("medium", ["local", "s3 in parts"], indirect=True)
+        self._blobs.delete(name)
 
 
 @pytest.fixture
-def store(medium: Medium) -> ArtifactStore:
-    return open_store(medium.config)
+def medium(config: StoreModel) -> Medium:
+    return Medium(config)
+
+
+also_in_parts = pytest.mark.parametrize("config", ["local", "s3 in parts"], indirect=True)
 
 
 @pytest.fixture
-def weights(tmp_path: Path) -> Path:
-    directory = tmp_path / "weights"
-    (directory / "sub").mkdir(parents=True)
-    (directory / "model.bin").write_bytes(os.urandom(WEIGHTS))
-    (directory / "sub" / "config.json").write_text("{}")
-    (directory / "empty").touch()
-    return directory
+def store(config: StoreModel) -> ArtifactStore:
+    return open_store(config)
+
+
+@pytest.fixture
+def weights(weights: Path) -> Path:
+    (weights / "empty").touch()
+    return weights
 
 
 def path_in(ref: ArtifactRef, path: str) -> str:

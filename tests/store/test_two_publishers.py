@@ -1,122 +1,98 @@
-"""Two publishers of one key, stepped through the store's operations in every order that hypothesis can think of."""
+"""Two publishers of one artifact, whose operations on the store come in any order: one whole artifact is there."""
 
 from __future__ import annotations
 
-import fcntl
-import itertools
-import os
-import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from unittest import mock
+from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llm_pipeline.adapters.local.store import LocalStore
-from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.config.store import Signing, StoreModel
+from llm_pipeline.store import open_store
+from llm_pipeline.store.blobs import Blobs
+from llm_pipeline.store.provenance import Provenance
 
-_STEPS = ("open", "rename", "replace", "mkdir", "fsync", "unlink", "utime")
-schedules = st.lists(st.integers(0, 1), min_size=80, max_size=80)  # without a least size they are about five long
-quick = settings(max_examples=20, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+PUBLISHERS = range(2)
+OPERATIONS = {"get", "put", "list", "delete", "delete_all", "upload", "sha256", "stated_sha256"}
 
 
-class Stage:
-    """Runs threads one step at a time: between two steps, a thread waits until the schedule names it."""
+class Turns:
+    """Lets one operation pass at a time, in the order of a schedule; who is done is passed over."""
 
-    def __init__(self) -> None:
-        self._waiting: dict[threading.Thread, threading.Semaphore] = {}
-        self._back = threading.Semaphore(0)
-        self._errors: list[BaseException] = []
+    def __init__(self, schedule: Sequence[int]) -> None:
+        self._schedule = list(schedule)
+        self._active = set(PUBLISHERS)
+        self._changed = threading.Condition()
 
-    def run(self, schedule: Sequence[int], actors: Sequence[Callable[[], None]]) -> None:
-        threads = [threading.Thread(target=self._act, args=(actor,)) for actor in actors]
-        self._waiting = {thread: threading.Semaphore(0) for thread in threads}
-        for thread in threads:
-            thread.start()
-        for choice in itertools.chain(schedule, itertools.cycle(range(len(actors)))):
-            if threads[choice].is_alive():
-                self._waiting[threads[choice]].release()
-                self._back.acquire()
-                if threads[choice] not in self._waiting:
-                    threads[choice].join()
-            if not self._waiting:
-                break
-        if self._errors:
-            raise self._errors[0]
+    def wait_for(self, publisher: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._next() == publisher, timeout=30)
+            if self._schedule:
+                self._schedule.pop(0)
+            self._changed.notify_all()
 
-    def step(self) -> None:
-        """The end of a step, in a thread that is on the stage; others go on as they like."""
-        if (gate := self._waiting.get(threading.current_thread())) is not None:
-            self._back.release()
-            gate.acquire()
+    def done(self, publisher: int) -> None:
+        with self._changed:
+            self._active.discard(publisher)
+            self._changed.notify_all()
 
-    def _act(self, actor: Callable[[], None]) -> None:
-        self._waiting[threading.current_thread()].acquire()
+    def _next(self) -> int:
+        while self._schedule and self._schedule[0] not in self._active:
+            self._schedule.pop(0)
+        return self._schedule[0] if self._schedule else min(self._active)
+
+
+class Stepped:
+    """Blobs of which each operation waits for its publisher's turn."""
+
+    def __init__(self, blobs: Blobs, wait: Callable[[], None]) -> None:
+        self._blobs, self._wait = blobs, wait
+
+    def __getattr__(self, name: str) -> Any:
+        operation = getattr(self._blobs, name)
+        if name not in OPERATIONS:
+            return operation
+
+        def stepped(*arguments: Any, **options: Any) -> Any:
+            self._wait()
+            return operation(*arguments, **options)
+
+        return stepped
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llm_pipeline.store.blobs._BACKOFF_UNIT_SECONDS", 0.001)
+
+
+@settings(max_examples=12, deadline=None, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(schedule=st.lists(st.integers(0, 1), min_size=40, max_size=60))
+@pytest.mark.usefixtures("quick")
+def test_any_interleaving_of_two_publishers_leaves_one_whole_artifact(
+    config: StoreModel, weights: Path, signing: Signing, schedule: list[int]
+) -> None:
+    config = config.model_copy(update={"signing": signing}) if sum(schedule) % 2 else config
+    turns = Turns(schedule)
+
+    def publish(number: int) -> object:
+        store = open_store(config)
+        store._blobs = store._seals._blobs = Stepped(store._blobs, lambda: turns.wait_for(number))
         try:
-            actor()
-        except BaseException as error:  # noqa: BLE001 - raised again in the test's own thread
-            self._errors.append(error)
+            return store.publish("checkpoint", weights, Provenance(made_by=str(number)))
         finally:
-            del self._waiting[threading.current_thread()]
-            self._back.release()
+            turns.done(number)
 
-    @contextmanager
-    def set(self) -> Iterator[None]:
-        """Make each operation of the system that the store uses a step, and waiting for a lock many."""
-        flock = fcntl.flock
-
-        def stepped(operation: Callable[..., object]) -> Callable[..., object]:
-            def run(*arguments: object, **named: object) -> object:
-                self.step()
-                return operation(*arguments, **named)
-
-            return run
-
-        def stepped_flock(descriptor: int, operation: int) -> None:
-            while True:
-                self.step()
-                try:
-                    return flock(descriptor, operation | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    if threading.current_thread() not in self._waiting:
-                        raise
-
-        with (
-            mock.patch.multiple(os, **{name: stepped(getattr(os, name)) for name in _STEPS}),
-            mock.patch.object(fcntl, "flock", stepped_flock),
-        ):
-            yield
-
-
-@contextmanager
-def _store() -> Iterator[LocalStore]:
-    memory = Path("/dev/shm")  # noqa: S108
-    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as root:
-        yield LocalStore(f"file://{root}/store")
-
-
-def _made(store: LocalStore, name: str, content: bytes) -> Path:
-    directory = store.root.parent / name
-    (directory / "sub").mkdir(parents=True)
-    (directory / "model.bin").write_bytes(content)
-    (directory / "sub" / "config.json").write_bytes(b"{}")
-    return directory
-
-
-@quick
-@given(schedules)
-def test_two_publishers_of_the_same_content_leave_one_whole_artifact_and_nothing_else(schedule: list[int]) -> None:
-    with _store() as store:
-        directories = [_made(store, name, b"same") for name in ("one", "two")]
-        refs: list[ArtifactRef] = []
-        stage = Stage()
-        with stage.set():
-            stage.run(schedule, [lambda d=d: refs.append(store.publish("checkpoint", d)) for d in directories])
-        assert refs[0] == refs[1]
-        assert [stored.ref for stored in store.artifacts()] == [refs[0]]
-        assert store.verify(refs[0]) == []
-        assert store.leftovers(timedelta(0)) == []
+    with ThreadPoolExecutor(len(PUBLISHERS)) as pool:
+        refs = list(pool.map(publish, PUBLISHERS))
+    store = open_store(config)
+    assert refs[0] == refs[1]
+    assert [artifact.ref for artifact in store.artifacts()] == [refs[0]]
+    assert store.verify(refs[0]) == []
+    assert all(left.transfer for left in store.leftovers(timedelta(seconds=-5)))
+    store.remove(refs[0])

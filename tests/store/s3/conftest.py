@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from s3_faults import Faults
 
 from llm_pipeline.adapters.s3.store import S3Store
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.store import StoreModel
 
 PART = 1000
@@ -32,6 +35,15 @@ def config(s3_config: StoreModel, faults: Faults) -> StoreModel:
 @pytest.fixture
 def store(config: StoreModel) -> S3Store:
     return S3Store(config)
+
+
+@pytest.fixture
+def put(s3_client: Any, s3_config: StoreModel) -> Callable[[ArtifactRef, str, bytes], object]:
+    """Writes a file of an artifact behind the store's back."""
+    bucket, prefix = s3_config.bucket_and_prefix
+    return lambda ref, name, data: s3_client.put_object(
+        Bucket=bucket, Key=f"{prefix}/artifacts/{ref.kind}/{ref.digest}/{name}", Body=data
+    )
 
 
 @pytest.fixture

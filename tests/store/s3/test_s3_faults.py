@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
-from s3_faults import (
-    Fault,
-    Faults,
-    after,
-    always,
-    damaged,
-    error,
-    is_a,
-    reset_after,
-    reset_before,
-    truncated,
-)
+from s3_faults import Fault, Faults, after, always, damaged, error, is_a, reset_after, reset_before, truncated
 
 from llm_pipeline.adapters.s3.store import S3Store
 from llm_pipeline.base.errors import IntegrityError, Transient
@@ -110,13 +99,10 @@ def test_bytes_that_are_wrong_twice_make_the_artifact_incomplete(store: S3Store,
 
 
 def test_an_object_replaced_while_it_is_read_gives_no_mixture(
-    store: S3Store, faults: Faults, weights: Path, s3_client: Any
+    store: S3Store, faults: Faults, weights: Path, put: Callable[..., object]
 ) -> None:
-    ref = store.publish("checkpoint", weights)
-    bucket, prefix = store._blobs._config.bucket_and_prefix
-    key = f"{prefix}/artifacts/{ref.kind}/{ref.digest}/model.bin"
-    other = os.urandom(3 * PART + 500)
-    replace = after(lambda: s3_client.put_object(Bucket=bucket, Key=key, Body=other))
+    ref, other = store.publish("checkpoint", weights), os.urandom(3 * PART + 500)
+    replace = after(lambda: put(ref, "model.bin", other))
     faults.inject(replace, when=is_a("GET", "model.bin"), skip=1)
     with pytest.raises(IntegrityError, match=r"model\.bin: changed"):
         store.fetch(ref)
@@ -151,15 +137,12 @@ def test_a_document_that_somebody_else_wrote_while_an_answer_was_lost_is_a_confl
 
 @pytest.mark.parametrize("name", ["_MANIFEST.json", "_COMPLETE.json"])
 def test_what_another_publisher_leaves_half_done_is_replaced(
-    store: S3Store, faults: Faults, weights: Path, s3_client: Any, name: str
+    store: S3Store, faults: Faults, weights: Path, put: Callable[..., object], name: str
 ) -> None:
-    bucket, prefix = store._blobs._config.bucket_and_prefix
     ref = store.publish("checkpoint", weights)
     store.remove(ref)
-    key = f"{prefix}/artifacts/{ref.kind}/{ref.digest}/{name}"
     faults.heal()
-    rubbish = after(lambda: s3_client.put_object(Bucket=bucket, Key=key, Body=b"{}"))
-    faults.inject(rubbish, when=is_a("GET", "_COMPLETE.json"), skip=1)
+    faults.inject(after(lambda: put(ref, name, b"{}")), when=is_a("GET", "_COMPLETE.json"), skip=1)
     assert store.publish("checkpoint", weights) == ref
     assert faults.committed
     assert store.verify(ref) == []

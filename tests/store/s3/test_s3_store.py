@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -27,22 +28,6 @@ TOKEN = "canary-9b77-session-token"
 def weights(weights: Path) -> Path:
     (weights / "model.bin").write_bytes(os.urandom((PARTS - 1) * PART + 500))
     return weights
-
-
-def part_numbers(faults: Faults) -> list[int]:
-    return sorted(int(request.query["partNumber"]) for request in faults.seen(A_PART))
-
-
-def test_after_an_interruption_only_the_files_that_are_not_there_are_sent(
-    store: S3Store, faults: Faults, weights: Path
-) -> None:
-    faults.inject(reset_before, when=is_a("PUT", "_COMPLETE.json"), times=1000)
-    with pytest.raises(Transient):
-        store.publish("checkpoint", weights)
-    faults.heal()
-    ref = store.publish("checkpoint", weights)
-    assert part_numbers(faults) == []
-    assert store.verify(ref) == []
 
 
 def test_a_refusal_aborts_the_upload_and_leaves_nothing_of_it(store: S3Store, faults: Faults, weights: Path) -> None:
@@ -87,24 +72,20 @@ def test_only_what_is_missing_is_sent(store: S3Store, faults: Faults, weights: P
 
 @pytest.mark.parametrize("content", ["torn", "wrong"])
 def test_an_object_in_the_way_is_replaced(
-    store: S3Store, weights: Path, s3_client: Any, content: str, faults: Faults
+    store: S3Store, weights: Path, put: Callable[..., object], content: str
 ) -> None:
     ref = store.publish("checkpoint", weights)
     store.remove(ref)
-    bucket, prefix = store._blobs._config.bucket_and_prefix
     for path in weights.iterdir():
-        data = path.read_bytes()[:-1] if content == "torn" else os.urandom(path.stat().st_size)
-        key = f"{prefix}/artifacts/{ref.kind}/{ref.digest}/{path.name}"
-        s3_client.put_object(Bucket=bucket, Key=key, Body=data)
+        put(ref, path.name, path.read_bytes()[:-1] if content == "torn" else os.urandom(path.stat().st_size))
     assert store.verify(store.publish("checkpoint", weights)) == []
 
 
 def test_a_damaged_artifact_is_not_complete_while_it_is_repaired(
-    store: S3Store, faults: Faults, weights: Path, s3_client: Any
+    store: S3Store, faults: Faults, weights: Path, put: Callable[..., object]
 ) -> None:
     ref = store.publish("checkpoint", weights)
-    bucket, prefix = store._blobs._config.bucket_and_prefix
-    s3_client.put_object(Bucket=bucket, Key=f"{prefix}/artifacts/{ref.kind}/{ref.digest}/config.json", Body=b"[]")
+    put(ref, "config.json", b"[]")
     faults.inject(error(403, "AccessDenied"), when=is_a("PUT", "config.json"))
     with pytest.raises(Terminal):
         store.publish("checkpoint", weights)
