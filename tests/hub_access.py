@@ -1,14 +1,11 @@
 """Who may read and write the repositories of a local hub, as the hub itself has it: private, gated, disabled, renamed.
 
-    python tests/hub_access.py DIR PORT
-
 A repository that is not public has `access.json` in its directory.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Literal
 
@@ -16,7 +13,7 @@ from aiohttp import web
 
 from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.demo.hub import Handler, HubRepository, Refused, create_application, repository_of
+from llm_pipeline.demo.hub import Handler, HubRepository, Refused, repository_of
 
 
 class HubAccessRules(Frozen):
@@ -94,7 +91,3 @@ async def access(request: web.Request, handler: Handler) -> web.StreamResponse:
         told = json.loads(answer.body) | {"private": rules.private, "gated": rules.gated or False}
         return web.json_response(told)
     return answer
-
-
-if __name__ == "__main__":
-    web.run_app(create_application(Path(sys.argv[1]), access), host="127.0.0.1", port=int(sys.argv[2]), print=None)

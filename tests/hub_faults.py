@@ -17,7 +17,6 @@ from llm_pipeline.base.records import Frozen
 from llm_pipeline.demo.hub import Handler
 
 _CHUNK = 16 * 1024
-_STALL_SECONDS = 1.0
 _FOR_EVER = 3600.0
 
 
@@ -26,10 +25,9 @@ class Fault(Frozen):
 
     Attributes:
         kind: `cut` closes the connection after `after_bytes` of the body; `short` ends the body there as if it were
-            whole; `stall` sends nothing more from there on; `status` answers `status`; `corrupt` sends wrong bytes of
-            the right size; `slow` sends `bytes_per_second`; `no_range` ignores `Range`; `unanswered` does what was
-            asked and closes the connection; `mangled` does what was asked and answers a page in place of
-            JSON, as some proxies do; `hang` does nothing until the sender goes away.
+            whole; `status` answers `status`; `corrupt` sends wrong bytes of the right size; `slow` sends
+            `bytes_per_second`; `unanswered` does what was asked and closes the connection; `hang` does nothing until
+            the sender goes away.
         path_ends_with: Which requests get it, by the end of the URL's path.
         method: Which requests get it, by method; None for all.
         times: How many answers are wrong.
@@ -38,7 +36,7 @@ class Fault(Frozen):
         body: Of a `status` fault.
     """
 
-    kind: Literal["cut", "short", "stall", "status", "corrupt", "slow", "no_range", "unanswered", "mangled", "hang"]
+    kind: Literal["cut", "short", "status", "corrupt", "slow", "unanswered", "hang"]
     path_ends_with: str = ""
     method: Literal["GET", "HEAD", "POST", "PUT"] | None = "GET"
     times: int = Field(default=1, ge=1)
@@ -88,9 +86,6 @@ def fault_middleware(faults: Faults) -> Callable[[web.Request, Handler], Any]:
             if request.transport is not None:
                 request.transport.close()
             return answer
-        if fault.kind == "mangled":
-            await handler(request)
-            return web.Response(text="<html>Please wait</html>", content_type="text/html")
         return await _send_faulty(request, await handler(request), fault)
 
     return middleware
@@ -101,34 +96,23 @@ async def _send_faulty(request: web.Request, answer: web.StreamResponse, fault: 
     if not isinstance(answer, web.FileResponse):
         return answer
     data = answer._path.read_bytes()
-    asked = request.http_range.start if request.headers.get("Range") and fault.kind != "no_range" else None
-    start = asked or 0
-    body = _corrupted(data[start:]) if fault.kind == "corrupt" else data[start:]
-    response = web.StreamResponse(status=200 if asked is None else 206, headers=answer.headers)
-    response.content_length = min(len(body), fault.after_bytes) if fault.kind == "short" else len(body)
-    if asked is not None:
+    start = request.http_range.start if request.headers.get("Range") else None
+    body = bytearray(data[start or 0 :])
+    if fault.kind == "corrupt":
+        body[len(body) // 2] ^= 0xFF
+    end = min(len(body), fault.after_bytes) if fault.kind in ("cut", "short") else len(body)
+    response = web.StreamResponse(status=200 if start is None else 206, headers=answer.headers)
+    response.content_length = end if fault.kind == "short" else len(body)
+    if start is not None:
         response.headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
     await response.prepare(request)
-    await _send_body(request, response, body, fault)
-    return response
-
-
-def _corrupted(body: bytes) -> bytes:
-    middle = len(body) // 2
-    return body[:middle] + bytes([body[middle] ^ 0xFF]) + body[middle + 1 :] if body else body
-
-
-async def _send_body(request: web.Request, response: web.StreamResponse, body: bytes, fault: Fault) -> None:
-    end = min(fault.after_bytes, len(body)) if fault.kind in ("cut", "short", "stall") else len(body)
     for offset in range(0, end, _CHUNK):
         chunk = body[offset : min(offset + _CHUNK, end)]
         await response.write(chunk)
         if fault.kind == "slow":
             await asyncio.sleep(len(chunk) / fault.bytes_per_second)
-    if fault.kind == "stall":
-        await asyncio.sleep(_STALL_SECONDS)
-    if fault.kind in ("cut", "stall"):
-        if request.transport is not None:
-            request.transport.close()
-        return
+    if fault.kind == "cut" and request.transport is not None:
+        request.transport.close()
+        return response
     await response.write_eof()
+    return response

@@ -86,14 +86,14 @@ class LocalHub:
 
 @contextmanager
 def serve_local_hub(directory: Path) -> Iterator[LocalHub]:
-    """A hub on a free port, which does not speak Xet; large files come in parts of a million bytes."""
+    """A hub on a free port, which does not speak Xet."""
     constants.HF_HUB_DISABLE_XET, os.environ["HF_HUB_DISABLE_XET"] = True, "1"
     root = directory / "hub"
     root.mkdir()
     faults = Faults()
     loop = asyncio.new_event_loop()
     application = create_application(root, fault_middleware(faults), access, longest_bytes=LONGEST_COMMIT_BYTES)
-    add_uploads(application, part_bytes=1_000_000)
+    add_uploads(application)
     runner = web.AppRunner(application, shutdown_timeout=0.2)
 
     async def start() -> int:

@@ -10,13 +10,14 @@ while it runs.
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import logging
 import os
 import secrets
+import shutil
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
@@ -30,20 +31,19 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+import yaml
 
 from llm_pipeline.adapters.envoy.adapter import EnvoyPlace
 from llm_pipeline.adapters.envoy.router import start_router, stop_router
 from llm_pipeline.adapters.local.runner import ProcessRunner
 from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
 from llm_pipeline.base import detached
-from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.logging import JsonLineFormatter
 from llm_pipeline.canary.router import all_to
 from llm_pipeline.config.deployment import Deployment, HubAccess, ServerPorts
 from llm_pipeline.config.release import ModelSource
-from llm_pipeline.config.store import Signing, StoreModel, store_settings
-from llm_pipeline.demo.hub import publish_revision
+from llm_pipeline.config.store import StoreModel, store_settings
 from llm_pipeline.hub.access import connect
 from llm_pipeline.hub.sources import open_source
 from llm_pipeline.release.contract import StageRequest
@@ -53,8 +53,9 @@ from llm_pipeline.store import open_store
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from hub_access import HubAccessRules, restrict
+from local_hub import safetensors_bytes, serve_local_hub
 from secret_traces import ProcessWatch, forms, search
+from signing_keys import signing_with_new_keys
 
 pytestmark = pytest.mark.slow
 
@@ -124,13 +125,13 @@ class Scene:
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory, s3_server: Any) -> Iterator[Scene]:
-    """Runs all parts once."""
+    """Runs all parts once; the models' files are given to the hub token alone."""
     place = tmp_path_factory.mktemp("secrets")
     (left := place / "left").mkdir()
-    root = place / "hub"
-    for model in ("published", "refused", "unsigned", "crashed", "killed", "operated"):
-        _publish_gated(root, f"demo/{model}", place / "source")
-    with _hub(root) as endpoint, pytest.MonkeyPatch.context() as environment, _logs_into(left / "log.jsonl"):
+    with serve_local_hub(place) as hub, pytest.MonkeyPatch.context() as environment, _logs_into(left / "log.jsonl"):
+        for model in ("published", "refused", "unsigned", "crashed", "killed", "operated"):
+            hub.publish(f"demo/{model}", model__safetensors=safetensors_bytes(64))
+            hub.restrict(f"demo/{model}", gated="manual", readers=(HUB_TOKEN.token,))
         for credential in CREDENTIALS.values():
             if credential.variable:
                 environment.setenv(credential.variable, credential.pattern.format(credential.token))
@@ -138,40 +139,14 @@ def scene(tmp_path_factory: pytest.TempPathFactory, s3_server: Any) -> Iterator[
         environment.setenv("AWS_DEFAULT_REGION", "us-east-1")
         with ProcessWatch() as watch:
             scene = Scene(left, watch)
-            Parts(scene, endpoint, s3_server, place).run()
+            Parts(scene, hub.endpoint, s3_server, place).run()
         yield scene
-
-
-def _publish_gated(root: Path, model_id: str, source: Path) -> None:
-    """A small model whose files only the hub token gets."""
-    source.mkdir(exist_ok=True)
-    header = json.dumps({"weight": {"dtype": "U8", "shape": [64], "data_offsets": [0, 64]}}).encode()
-    (source / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(64))
-    (source / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
-    publish_revision(root, model_id, source, "upload")
-    restrict(root, model_id, HubAccessRules(gated="manual", readers=(sha256_bytes(HUB_TOKEN.token.encode()),)))
 
 
 def _free_ports(count: int) -> list[int]:
     with ExitStack() as stack:
         probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [probe.getsockname()[1] for probe in probes]
-
-
-@contextmanager
-def _hub(root: Path) -> Iterator[str]:
-    (port,) = _free_ports(1)
-    command = [sys.executable, str(REPOSITORY / "tests" / "hub_access.py"), str(root), str(port)]
-    server = subprocess.Popen(command, cwd=REPOSITORY)
-    try:
-        deadline = time.monotonic() + 300
-        while socket.socket().connect_ex(("127.0.0.1", port)):
-            assert time.monotonic() < deadline, "the hub did not start"
-            time.sleep(0.05)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.kill()
-        server.wait()
 
 
 @contextmanager
@@ -200,8 +175,10 @@ class Parts:
         self.s3_server = s3_server
         self.place = place
         self.bucket = s3_server.bucket()
-        keys = _write_keys(place, CREDENTIALS["signing key's password"].token)
-        self.signing = Signing(private_key=keys[0], public_keys=(keys[1],), password_variable="SIGNING_PASSWORD")
+        password = CREDENTIALS["signing key's password"].token
+        self.signing = signing_with_new_keys(place / "keys", password).model_copy(
+            update={"password_variable": "SIGNING_PASSWORD"}
+        )
         self.in_s3 = store_settings(
             uri=f"s3://{self.bucket}/store",
             endpoint=s3_server.endpoint,
@@ -211,8 +188,8 @@ class Parts:
         wrong = self.signing.model_copy(update={"password_variable": "WRONG_SIGNING_PASSWORD"})
         self.local = store_settings(uri=(scene.left / "store").as_uri())
         self.unsignable = self.local.model_copy(update={"signing": wrong})
-        self.runner = ProcessRunner(self._deployment(sys.executable))
-        self.scripted = ProcessRunner(self._deployment(str(_interpreter(place))))
+        self.runner = ProcessRunner(_deployment(scene.left, sys.executable, self.local, self.access))
+        self.scripted = ProcessRunner(_deployment(scene.left, str(_interpreter(place)), self.local, self.access))
 
     def run(self) -> None:
         """Processes side by side, and meanwhile what runs in this one."""
@@ -236,9 +213,6 @@ class Parts:
             path = self.scene.left / "s3" / key
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
-
-    def _deployment(self, python: str) -> Deployment:
-        return _deployment(self.scene.left, python, self.local, self.access)
 
     def request(self, model: str, store: StoreModel, token_variable: str = HUB_TOKEN_VARIABLE) -> StageRequest:
         """The download of a model."""
@@ -276,30 +250,28 @@ class Parts:
         self.scene.attempt("store with credentials in its URI", lambda: open_store(STORE_WITH_CREDENTIALS))
 
     def _router(self) -> None:
-        port, admin_port, *servers = _free_ports(4)
-        place = EnvoyPlace(port=port, admin_port=admin_port)
-        blue, green = (
-            ServerPorts(http=first, grpc=first + 1, metrics=first + 2, openai=first + 3) for first in servers
-        )
+        ports = iter(_free_ports(10))
+        place = EnvoyPlace(port=next(ports), admin_port=next(ports))
+        names = ("http", "grpc", "metrics", "openai")
+        servers = {slot: ServerPorts(**{name: next(ports) for name in names}) for slot in ("blue", "green")}
         state = self.scene.left / "router"
         try:
-            start_router(place, {"blue": blue, "green": green}, state, initial=all_to("blue", owner="test", epoch=0))
+            start_router(place, servers, state, initial=all_to("blue", owner="test", epoch=0))
         finally:
             stop_router(state)
 
     def _start_commands(self) -> dict[str, subprocess.Popen[bytes]]:
         """Commands whose configuration holds what it must not, and an operator in Airflow's interpreter."""
         started = {}
-        uses = {
-            "plan, credentials in the hub's URL": ("uri: file:///unused", f"endpoint: '{URL_WITH_CREDENTIALS}'"),
-            "plan, credentials in the store's URI": (f"uri: '{STORE_WITH_CREDENTIALS}'", "{}"),
-            "plan, credentials in the store's endpoint": (
-                f"{{ uri: s3://bucket, endpoint: '{URL_WITH_CREDENTIALS}' }}",
-                "{}",
-            ),
+        uses: dict[str, dict[str, object]] = {
+            "plan, credentials in the hub's URL": {"hub": {"endpoint": URL_WITH_CREDENTIALS}},
+            "plan, credentials in the store's URI": {"store": {"uri": STORE_WITH_CREDENTIALS}},
+            "plan, credentials in the store's endpoint": {
+                "store": {"uri": "s3://bucket", "endpoint": URL_WITH_CREDENTIALS}
+            },
         }
-        for name, (store, hub) in uses.items():
-            config = _write_configs(self.place / name.replace(" ", "-"), store, hub)
+        for name, deployment in uses.items():
+            config = _write_configs(self.place / name.replace(" ", "-"), **deployment)
             started[name] = self._start(name, "-m", "llm_pipeline", "plan", str(config))
         request = self.request("published", self.in_s3).model_dump(mode="json")
         request["store"]["uri"] = STORE_WITH_CREDENTIALS
@@ -310,7 +282,9 @@ class Parts:
             "--request", str(broken), "--result", str(self.scene.left / "broken.json"),
         )  # fmt: skip
         (asked := self.place / "operated.json").write_text(self.request("operated", self.in_s3).model_dump_json())
-        (deployment := self.place / "deployment.json").write_text(self._deployment(sys.executable).model_dump_json())
+        (deployment := self.place / "deployment.json").write_text(
+            _deployment(self.scene.left, sys.executable, self.local, self.access).model_dump_json()
+        )
         operator = str(_SCRIPTS / "run_operator.py")
         airflow = {"AIRFLOW_HOME": str(self.scene.left / "airflow")}
         started["operator"] = self._start("operator", operator, str(asked), str(deployment), **airflow)
@@ -350,49 +324,13 @@ def _request(release_id: str, model: PinnedModel, store: StoreModel, hub: HubAcc
     )
 
 
-def _write_keys(place: Path, password: str) -> tuple[str, str]:
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    encryption = serialization.BestAvailableEncryption(password.encode())
-    pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-    (private := place / "key.pem").write_bytes(key.private_bytes(pem, form, encryption))
-    (public := place / "key.pub").write_bytes(
-        key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
-    )
-    return str(private), str(public)
-
-
-def _write_configs(place: Path, store: str, hub: str) -> Path:
-    """A release config of a deployment with that store and hub; returns its path."""
-    ports = iter(range(18711, 18799))
-
-    def server() -> str:
-        return f"{{ http: {next(ports)}, grpc: {next(ports)}, metrics: {next(ports)}, openai: {next(ports)} }}"
-
-    router = f"{{ port: {next(ports)}, admin_port: {next(ports)} }}"
-    where = f"{{ staging: {server()}, blue: {server()}, green: {server()}, router: {router} }}"
-    files = {
-        "releases/watched.yaml": (
-            "description: A watched model.\nmodel: { id: demo/tiny }\nrecipes: [small]\ntargets: [cpu]\n"
-            "policy: quick\ndeployment: here\nworkload: { prompts: prompts.jsonl, rate_per_second: 1, "
-            "duration_seconds: 1 }\nevaluation: { tasks: [a_task], served_tasks: [a_task] }\nwatch: {}\n"
-        ),
-        "policies/quick.yaml": "load_test: { service_level: { first_token_milliseconds: 100, "
-        "end_to_end_milliseconds: 200 } }\ncanary: { steps_percent: [5, 100] }\n",
-        "deployments/here.yaml": f"store:\n  {store}\nhub:\n  {hub}\nwork_root: {place}/work\n"
-        f"state_root: {place}/state\nenvironments: {{ control: {sys.executable}, model: {sys.executable} }}\n"
-        f"triton_home: {place}\nplaces: {{ cpu: {where} }}\n",
-        "quantization/small.yaml": "weights: int4_blockwise\n",
-        "targets/cpu.yaml": "{ accelerator: cpu, accelerator_count: 0, engine: openvino_cpu }\n",
-        "prompts.jsonl": '{"prompt": "a"}\n',
-    }
-    for name, text in files.items():
-        path = place / "configs" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return place / "configs/releases/watched.yaml"
+def _write_configs(place: Path, **deployment: object) -> Path:
+    """The committed release config of a deployment that differs in some fields; returns its path."""
+    configs = Path(shutil.copytree(REPOSITORY / "configs", place / "configs"))
+    path = configs / "deployments" / "local.yaml"
+    here = {"environments": {"control": sys.executable, "model": sys.executable}}
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | here | deployment))
+    return configs / "releases" / "demo.yaml"
 
 
 def _interpreter(place: Path) -> Path:
@@ -438,9 +376,6 @@ def _objects(server: Any, bucket: str) -> Iterator[tuple[str, bytes]]:
         yield item["Key"], answer["Body"].read() + json.dumps(answer, default=str).encode()
 
 
-each_credential = pytest.mark.parametrize("credential", CREDENTIALS.values(), ids=CREDENTIALS)
-
-
 def test_every_part_ended_as_it_should(scene: Scene) -> None:
     assert scene.outcomes == {
         "published": "result",
@@ -464,28 +399,16 @@ def test_every_part_ended_as_it_should(scene: Scene) -> None:
     }, (scene.left / "operator.output").read_text()
 
 
-@each_credential
-def test_a_credential_is_in_nothing_that_was_written_logged_returned_or_raised(
+@pytest.mark.parametrize("credential", CREDENTIALS.values(), ids=CREDENTIALS)
+def test_a_credential_is_nowhere_but_in_the_environment_of_the_stages_that_need_it(
     scene: Scene, credential: Credential
 ) -> None:
     assert search(scene.left, credential.token) == []
-
-
-@each_credential
-def test_a_credential_is_on_no_command_line(scene: Scene, credential: Credential) -> None:
     assert scene.watch.commands_with(credential.token) == []
-
-
-@each_credential
-def test_a_stage_has_a_credential_only_if_it_needs_it(scene: Scene, credential: Credential) -> None:
     holders = scene.watch.environments_with(credential.token)
     assert any(f"{scene.left}/work/jobs/" in command for command in holders) is credential.for_stages
-
-
-@each_credential
-def test_the_router_that_faces_the_users_has_no_credential(scene: Scene, credential: Credential) -> None:
     assert any(seen.command.split(b"\0")[0].endswith(b"/envoy") for seen in scene.watch.seen)
-    assert not [command for command in scene.watch.environments_with(credential.token) if "/envoy " in command]
+    assert not [command for command in holders if "/envoy " in command], "the router faces the users"
 
 
 def test_a_stage_that_leaks_is_found_wherever_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -514,9 +437,8 @@ def test_every_form_of_a_token_is_found_in_a_file(tmp_path: Path, form: str) -> 
     assert f"file: {form}" in search(tmp_path, HUB_TOKEN.token)
 
 
-@pytest.mark.parametrize("before", range(4))
-@pytest.mark.parametrize("after", range(4))
-def test_a_token_is_found_in_base64_whatever_stands_beside_it(tmp_path: Path, before: int, after: int) -> None:
-    data = b"x" * before + HUB_TOKEN.token.encode() + b"y" * after
-    (tmp_path / "file").write_bytes(base64.b64encode(data))
-    assert search(tmp_path, HUB_TOKEN.token)
+def test_a_token_is_found_in_base64_whatever_stands_beside_it(tmp_path: Path) -> None:
+    for before, after in itertools.product(range(4), repeat=2):
+        data = b"x" * before + HUB_TOKEN.token.encode() + b"y" * after
+        (tmp_path / "file").write_bytes(base64.b64encode(data))
+        assert search(tmp_path, HUB_TOKEN.token)

@@ -21,14 +21,13 @@ good repositories. No loader follows them, and they are left alone.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from llm_pipeline.artifacts.model_files import unsafe_reason
 from llm_pipeline.base.errors import IntegrityError
-from llm_pipeline.base.json_document import read, read_object
+from llm_pipeline.base.json_document import read
 
 _TOKENIZER_FILES = frozenset({"tokenizer_config.json", "special_tokens_map.json"})
 _TOKENS_ONLY = frozenset({"tokenizer.json", "vocab.json", "added_tokens.json"})
@@ -61,31 +60,16 @@ _TOKENIZER_ENDINGS = ("_file", "_files", "_path", "_dir")
 _TOKENIZER_HISTORY = frozenset({"special_tokens_map_file", "name_or_path", "_name_or_path"})
 
 
-@dataclass(frozen=True)
-class FollowedKey:
-    """A key that a loader follows.
+def followed_keys(path: str, document: Any) -> tuple[str, ...]:
+    """The keys of a JSON document, at that path of its repository, that lead a loader away from the checked files.
 
-    Attributes:
-        key: With those above it, joined by dots.
-        value: As it is written; shortened.
-        effect: What the loader does with it.
+    Each with its value, and what the loader does with it.
     """
-
-    key: str
-    value: str
-    effect: str
-
-    def __str__(self) -> str:
-        return f"{self.key!r} is {self.value}: {self.effect}"
-
-
-def followed_keys(path: str, document: Any) -> tuple[FollowedKey, ...]:
-    """The keys of a JSON document, at that path of its repository, that lead a loader away from the checked files."""
     name = PurePosixPath(path).name
     if name in _TOKENS_ONLY:
         return ()
     if name == _ADAPTER_FILE:
-        return (FollowedKey("base_model_name_or_path", _short(document), "an adapter is applied to the model"),)
+        return (_told("base_model_name_or_path", document, "an adapter is applied to the model"),)
     effect = _tokenizer_effect if name in _TOKENIZER_FILES else _effect
     return tuple(_search(document, effect))
 
@@ -93,7 +77,7 @@ def followed_keys(path: str, document: Any) -> tuple[FollowedKey, ...]:
 _Effect = Callable[[str, Any], str | None]
 
 
-def _search(document: Any, effect: _Effect) -> Iterator[FollowedKey]:
+def _search(document: Any, effect: _Effect) -> Iterator[str]:
     waiting: list[tuple[str, Any]] = [("", document)]
     while waiting:
         above, value = waiting.pop()
@@ -103,12 +87,12 @@ def _search(document: Any, effect: _Effect) -> Iterator[FollowedKey]:
             for key, below in value.items():
                 place = f"{above}.{key}" if above else key
                 if found := effect(key, below):
-                    yield FollowedKey(place[:200], _short(below), found)
+                    yield _told(place, below, found)
                 else:
                     waiting.append((place, below))
             if value.get("use_pretrained_backbone") and value.get("backbone"):
                 place = f"{above}.backbone" if above else "backbone"
-                yield FollowedKey(place[:200], _short(value["backbone"]), "a second model is loaded from there")
+                yield _told(place, value["backbone"], "a second model is loaded from there")
 
 
 def _effect(key: str, value: Any) -> str | None:
@@ -138,8 +122,8 @@ def _texts(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else []
 
 
-def _short(value: Any) -> str:
-    return repr(value)[:120]
+def _told(key: str, value: Any, effect: str) -> str:
+    return f"{key[:200]!r} is {value!r:.120}: {effect}"
 
 
 INDEX_SUFFIX = ".safetensors.index.json"
@@ -167,9 +151,10 @@ def check_directory(directory: Path) -> None:
             )
         if path.suffix == ".json" and path.name not in _LARGE:
             where = f"{directory}/{name}"
-            check_document(name, read(path, where=where, finite=False), where=where)
+            document = read(path, where=where, finite=False)
+            check_document(name, document, where=where)
             if name.endswith(INDEX_SUFFIX):
-                _check_shards(path, where)
+                shards_of(document if isinstance(document, dict) else {}, where)
 
 
 def check_document(path: str, document: Any, *, where: str) -> None:
@@ -179,8 +164,8 @@ def check_document(path: str, document: Any, *, where: str) -> None:
         IntegrityError: A key of it does.
     """
     if found := followed_keys(path, document):
-        listing = "; ".join(str(key) for key in found[:4])
-        raise IntegrityError(f"it makes loaders read files that were not checked: {listing}", where=where, hint=_HINT)
+        problem = f"it makes loaders read files that were not checked: {'; '.join(found[:4])}"
+        raise IntegrityError(problem, where=where, hint=_HINT)
 
 
 def _files(root: Path) -> Iterator[Path]:
@@ -194,10 +179,16 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def _check_shards(index: Path, where: str) -> None:
-    weight_map = read_object(index, where=where).get("weight_map")
+def shards_of(index: Mapping[str, Any], where: str) -> Mapping[str, str]:
+    """The weight file of each tensor, by the content of a weight index.
+
+    Raises:
+        IntegrityError: It is no weight index, or names a file elsewhere.
+    """
+    weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise IntegrityError("not a weight index: weight_map does not name a shard for each tensor", where=where)
     for shard in sorted(set(weight_map.values())):
         if reason := unsafe_reason(shard):
             raise IntegrityError(f"it names a shard outside of the directory, {shard[:200]!r}: {reason}", where=where)
+    return weight_map

@@ -1,4 +1,4 @@
-"""Which files of a model repository may come onto our machines: an allow-list, and reasons for everything else.
+"""Which files of a model repository may come onto our machines: an allow-list.
 
 A model is safetensors weights, configuration and a tokenizer. Formats that run code when they are loaded (pickles,
 Python files) and archives are never fetched; a repository whose only weights are pickles is refused as a whole.
@@ -7,9 +7,8 @@ Python files) and archives are never fetched; a repository whose only weights ar
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -23,24 +22,11 @@ _PICKLES = {
 _ARCHIVES = {".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".zst", ".nemo", ".whl", ".egg"}
 _CODE = {".py", ".pyc", ".pyd", ".so", ".dll", ".dylib", ".sh", ".bat", ".ps1", ".ipynb", ".js", ".exe"}
 _FOR_OTHERS = {
-    ".gguf",
-    ".ggml",
-    ".onnx",
-    ".onnx_data",
-    ".msgpack",
-    ".ot",
-    ".tflite",
-    ".mlmodel",
-    ".mlpackage",
-    ".llamafile",
-}
+    ".gguf", ".ggml", ".onnx", ".onnx_data", ".msgpack", ".ot", ".tflite", ".mlmodel", ".mlpackage", ".llamafile",
+}  # fmt: skip
 _ALLOWED_SUFFIXES = {WEIGHTS_SUFFIX, ".json", ".jinja", ".model", ".tiktoken"}
 _ALLOWED_NAMES = {"merges.txt", "vocab.txt", "bpe.codes"}
 _ALLOWED_DIRECTORIES = {"", "additional_chat_templates"}
-_DEVICES = re.compile(
-    r"(con|prn|aux|nul|conin\$|conout\$|com[0-9\u00b9\u00b2\u00b3]|lpt[0-9\u00b9\u00b2\u00b3])(\..*)?", re.IGNORECASE
-)
-"""Names that Windows gives to a device, with any ending (https://learn.microsoft.com/windows/win32/fileio/naming-a-file)."""
 _LONGEST_PATH = 1024
 _LONGEST_SEGMENT = 255
 _NO_NAMES = {"", ".", ".."}
@@ -53,48 +39,27 @@ class Selection:
 
     Attributes:
         fetched: Paths on the allow-list.
-        skipped: Reason by path, of files that are harmless and not needed.
-        refused: Reason by path, of files that could run code or unpack into anything.
+        skipped: Files that are harmless and not needed.
+        refused: Pickles, code and archives, which could run code or unpack into anything.
     """
 
     fetched: tuple[str, ...]
-    skipped: Mapping[str, str]
-    refused: Mapping[str, str]
+    skipped: tuple[str, ...]
+    refused: tuple[str, ...]
 
 
 def unsafe_reason(path: str) -> str | None:
-    """Why a path could leave the directory it is written to, or None when it cannot, on any operating system.
-
-    A file written here may be read elsewhere, so the rules of Windows count, too; and so does the form that a file
-    system may fold the name's characters to (full-width dots and slashes become plain ones).
-    """
-    return _unsafe_as_written(path) or _unsafe_as_written(unicodedata.normalize("NFKC", path))
-
-
-def _unsafe_as_written(path: str) -> str | None:
-    if not path or len(path) > _LONGEST_PATH:
-        return f"its length is {len(path)}, not 1 to {_LONGEST_PATH}"
-    if any(not character.isprintable() for character in path):
-        return "it holds a character that cannot be printed"
+    """Why a path could leave the directory it is written to, or could not be written; None when it is sound."""
+    segments = path.split("/")
+    if not _NO_NAMES.isdisjoint(segments):
+        return "it is absolute, or has an empty or a dot segment"
     if "\\" in path:
-        return "it holds a backslash, a separator on Windows"
-    if path.startswith("/"):
-        return "it is absolute"
-    if ":" in path:
-        return "it holds a colon, which names a drive or a second stream of a file on Windows"
-    return next((reason for segment in path.split("/") if (reason := _unsafe_segment(segment))), None)
-
-
-def _unsafe_segment(segment: str) -> str | None:
-    if segment in ("", ".", ".."):
-        return f"it has the segment {segment!r}"
-    if segment[0] in "~-":
-        return f"a segment starts with {segment[0]!r}"
-    if segment != segment.strip() or segment.endswith("."):
-        return "a segment has white space or a dot at its end"
-    if _DEVICES.fullmatch(segment):
-        return f"{segment!r} is a device on Windows"
-    return None if len(segment.encode()) <= _LONGEST_SEGMENT else f"a segment is longer than {_LONGEST_SEGMENT} bytes"
+        return "it holds a backslash"
+    if not path.isprintable():
+        return "it holds a character that cannot be printed"
+    if len(path) > _LONGEST_PATH or any(len(segment.encode()) > _LONGEST_SEGMENT for segment in segments):
+        return f"it is longer than {_LONGEST_PATH} characters, or a segment than {_LONGEST_SEGMENT} bytes"
+    return None
 
 
 def select_files(paths: Iterable[str], *, where: str = "") -> Selection:
@@ -102,83 +67,50 @@ def select_files(paths: Iterable[str], *, where: str = "") -> Selection:
 
     Raises:
         IntegrityError: The listing is not one of a directory's files, or a file that would be fetched has an unsafe
-            name, or one that a file system may take for another's.
+            name.
         Unsupported: The repository has no safetensors weights, or no config.json.
     """
     listed = list(paths)
-    _require_listing(listed, where)
-    refused = {path: reason for path in listed if (reason := _refusal(path))}
-    skipped = {path: reason for path in listed if path not in refused and (reason := _omission(path))}
-    fetched = [path for path in listed if path not in refused and path not in skipped]
-    for copy in _second_copies(fetched):
-        skipped[copy] = "a second copy of the weights, in another layout"
-        fetched.remove(copy)
-    for adapter in [path for path in fetched if path.startswith("adapter_") and "config.json" in fetched]:
-        skipped[adapter] = "an adapter, which some loaders would apply to the model without being asked"
-        fetched.remove(adapter)
-    _require_safe(fetched, where)
-    _require_model(fetched, listed, where)
-    return Selection(fetched=tuple(sorted(fetched)), skipped=skipped, refused=refused)
-
-
-def _require_listing(paths: list[str], where: str) -> None:
-    """Refuse what no repository lists: whoever made it up may have made up more. Odd names are another matter."""
-    for path in paths:
+    for path in listed:  # no repository lists these: whoever made them up may have made up more
         if not _NO_NAMES.isdisjoint(re.split(r"[/\\]", path)):
-            raise _unsafe(path, unsafe_reason(path) or "", where)
-    if twice := sorted(path for path, times in Counter(paths).items() if times > 1):
+            raise _unsafe(path, where)
+    if twice := sorted(path for path, times in Counter(listed).items() if times > 1):
         raise IntegrityError(f"the repository lists files twice: {twice[:4]}", where=where, hint=_REPORT_IT)
+    harmful = _PICKLES | _CODE | _ARCHIVES
+    refused = [path for path in listed if PurePosixPath(path).suffix.lower() in harmful]
+    allowed = [path for path in listed if _is_allowed(path)]
+    fetched = sorted(set(allowed) - _second_copies(allowed) - _adapters(allowed))
+    for path in fetched:  # names of other files do no harm: nothing is written under them
+        if unsafe_reason(path):
+            raise _unsafe(path, where)
+    _require_model(fetched, listed, where)
+    others = {*fetched, *refused}
+    skipped = [path for path in listed if path not in others]
+    return Selection(tuple(fetched), tuple(skipped), tuple(refused))
 
 
-def _require_safe(fetched: list[str], where: str) -> None:
-    """Names of other files do no harm: nothing is written under them."""
-    for path in fetched:
-        if reason := unsafe_reason(path):
-            raise _unsafe(path, reason, where)
-    occurrences = Counter(_folded(path) for path in fetched)
-    if twice := sorted(path for path in fetched if occurrences[_folded(path)] > 1):
-        raise IntegrityError(
-            f"the repository lists files whose names differ only in case or encoding: {twice[:4]}",
-            where=where,
-            hint=_REPORT_IT,
-        )
+def _unsafe(path: str, where: str) -> IntegrityError:
+    problem = f"the repository lists a file with an unsafe name, {path[:200]!r}: {unsafe_reason(path)}"
+    return IntegrityError(problem, where=where, hint=_REPORT_IT)
 
 
-def _unsafe(path: str, reason: str, where: str) -> IntegrityError:
-    return IntegrityError(
-        f"the repository lists a file with an unsafe name, {path[:200]!r}: {reason}", where=where, hint=_REPORT_IT
-    )
-
-
-def _folded(path: str) -> str:
-    """The one name that a file system may see in many: case and forms of characters folded."""
-    return unicodedata.normalize("NFKC", path).casefold()
-
-
-def _refusal(path: str) -> str | None:
-    suffix = PurePosixPath(path).suffix.lower()
-    if suffix in _PICKLES:
-        return "a pickle, or a format that may hold one, runs code when it is loaded"
-    if suffix in _CODE:
-        return "code from the hub is not run here"
-    return "an archive" if suffix in _ARCHIVES else None
-
-
-def _omission(path: str) -> str | None:
+def _is_allowed(path: str) -> bool:
+    """Whether it is weights, configuration or a tokenizer, in a directory that the loaders read."""
     pure = PurePosixPath(path)
     directory = "" if len(pure.parts) == 1 else pure.parent.as_posix()
-    if directory not in _ALLOWED_DIRECTORIES:
-        return "in a directory that the loaders do not read"
-    if pure.name in _ALLOWED_NAMES or pure.suffix in _ALLOWED_SUFFIXES:
-        return None
-    return "not weights, configuration or tokenizer"
+    return directory in _ALLOWED_DIRECTORIES and (pure.name in _ALLOWED_NAMES or pure.suffix in _ALLOWED_SUFFIXES)
 
 
-def _second_copies(paths: list[str]) -> list[str]:
-    weights = [path for path in paths if path.endswith(WEIGHTS_SUFFIX)]
-    others = [path for path in weights if not path.startswith("consolidated")]
-    copies = [path for path in paths if path.startswith("consolidated") and ".safetensors" in path]  # and their index
-    return copies if others else []
+def _second_copies(paths: list[str]) -> set[str]:
+    """The same weights in another layout, and their index."""
+    copies = {path for path in paths if path.startswith("consolidated") and WEIGHTS_SUFFIX in path}
+    has_others = any(path.endswith(WEIGHTS_SUFFIX) for path in paths if path not in copies)
+    return copies if has_others else set()
+
+
+def _adapters(paths: list[str]) -> set[str]:
+    """What some loaders would apply to the model without being asked."""
+    return {path for path in paths if path.startswith("adapter_")} if "config.json" in paths else set()
 
 
 def _other_weights(listed: list[str]) -> str:

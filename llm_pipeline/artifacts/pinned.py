@@ -69,7 +69,7 @@ class PinnedModel(ConfigModel):
     Attributes:
         id: `organisation/name`.
         commit: The commit that the revision named when it was resolved; for a directory and an S3 prefix, an id over
-            the tree of the files.
+            the names of the files' content.
         files: What is fetched, sorted by path; nothing else is.
         license: As the repository's card says; None when it says nothing.
         gated: How the repository is gated (`auto`, `manual`); None when it is not.

@@ -27,7 +27,7 @@ from llm_pipeline.base.durable import replace_durably
 from llm_pipeline.base.entry import ArgumentParser, entry_point
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.hub.git_ids import blob_id, commit_id, lfs_pointer
+from llm_pipeline.hub.git_ids import blob_id, content_commit, lfs_pointer
 
 _LARGE_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".model", ".zip", ".gz"}
 _LARGE_BYTES = 10 * 1024 * 1024
@@ -99,7 +99,7 @@ def publish_revision(root: Path, model_id: str, directory: Path, message: str, *
 def commit_entries(repository: Path, entries: Iterable[HubEntry], message: str, branch: str = "main") -> str:
     """Make files whose blobs are there a commit of a repository's directory, and move the branch to it."""
     files = tuple(sorted(entries, key=lambda entry: entry.path))
-    commit = commit_id({entry.path: entry.oid for entry in files})
+    commit = content_commit({entry.path: entry.oid for entry in files})
     record = repository / "commits" / f"{commit}.json"
     if not record.exists():
         _write(record, HubCommit(id=commit, message=message, files=files).model_dump_json(indent=1))

@@ -8,12 +8,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
+from functools import cache
+from importlib import import_module
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_url
+from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_url, set_client_factory
 from huggingface_hub.constants import HF_HUB_ETAG_TIMEOUT
 from huggingface_hub.errors import (
     DisabledRepoError,
@@ -27,6 +27,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.utils import build_hf_headers, disable_progress_bars, parse_ratelimit_headers
+from huggingface_hub.utils._http import default_client_factory
 
 from llm_pipeline import __version__
 from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
@@ -43,8 +44,6 @@ _UNPACKED = {"Accept-Encoding": "identity"}
 TIMEOUT_SECONDS = max(30, HF_HUB_ETAG_TIMEOUT)
 _TRANSIENT_STATUSES = {408, 412, 425, 429}  # 412: somebody else changed the branch meanwhile
 _SERVER_ERROR = 500
-_NO_TOKEN_OR_A_WRONG_ONE = 401
-_FORBIDDEN = 403
 _NOT_FOUND = 404
 _READ_WITHOUT_CHECKS = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 """What the client raises at an answer of another shape than the API's."""
@@ -56,14 +55,6 @@ class HubRefused(SourceRefused):
     """The hub refused the request, and will refuse it again."""
 
 
-class NotAuthenticated(HubRefused):
-    """The hub wants a token, or does not know ours (401)."""
-
-
-class AccessForbidden(HubRefused):
-    """The hub knows us, and we may not (403)."""
-
-
 class NotOnTheHub(HubRefused):
     """No such repository (or we may not even know of it), revision or file (404)."""
 
@@ -72,23 +63,8 @@ class RepositoryGated(HubRefused):
     """The repository's terms must be accepted first."""
 
 
-class RepositoryDisabled(HubRefused):
-    """The hub has taken the repository down."""
-
-
-class RepositoryRenamed(HubRefused):
-    """The hub answered for a repository of another name than the requested one."""
-
-
 class HubUnavailable(SourceUnavailable):
     """The hub, or the way to it, does not work right now."""
-
-
-_REFUSALS = {
-    _NO_TOKEN_OR_A_WRONG_ONE: NotAuthenticated,
-    _FORBIDDEN: AccessForbidden,
-    _NOT_FOUND: NotOnTheHub,
-}
 
 
 @dataclass(frozen=True)
@@ -177,11 +153,8 @@ class Hub:
         if isinstance(error, HFValidationError):
             return ConfigError(f"the hub's client does not accept this name: {error}", where=where)
         if isinstance(error, OfflineModeIsEnabled):
-            return HubRefused(
-                "the hub's client is in offline mode",
-                where=where,
-                hint="unset HF_HUB_OFFLINE, or set model.source to a directory",
-            )
+            hint = "unset HF_HUB_OFFLINE, or set model.source to a directory, and for data sets evaluation.data_source"
+            return HubRefused("the hub's client is in offline mode", where=where, hint=hint)
         if isinstance(error, HfHubHTTPError) and error.response is not None:
             return self._refusal(error, error.response.status_code, where)
         if isinstance(error, _READ_WITHOUT_CHECKS):
@@ -195,7 +168,7 @@ class Hub:
 
     def _refusal(self, error: HfHubHTTPError, status: int, where: str) -> PipelineError:
         named: list[tuple[type[Exception], type[HubRefused], str, str]] = [  # the more special class first
-            (DisabledRepoError, RepositoryDisabled, "the repository was disabled", "choose another repository"),
+            (DisabledRepoError, HubRefused, "the repository was disabled", "choose another repository"),
             (
                 GatedRepoError,
                 RepositoryGated,
@@ -211,7 +184,8 @@ class Hub:
                 return ours(message, where=where, hint=hint)
         message = f"{self.endpoint} answers {status}: {error.server_message or _first_line(error)}"
         if status not in _TRANSIENT_STATUSES and status < _SERVER_ERROR:
-            return _REFUSALS.get(status, HubRefused)(message, where=where, hint=self._token_hint())
+            refused = NotOnTheHub if status == _NOT_FOUND else HubRefused
+            return refused(message, where=where, hint=self._token_hint())
         return HubUnavailable(
             message,
             where=where,
@@ -231,21 +205,12 @@ class Hub:
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds that the hub asks us to wait: of its own rate limit header when that is used up, or `Retry-After`.
-
-    `Retry-After` counts seconds or names a date (https://www.rfc-editor.org/rfc/rfc9110#field.retry-after).
-    """
+    """Seconds that the hub asks us to wait: of its own rate limit header when that is used up, or `Retry-After`."""
     limit = parse_ratelimit_headers(headers)
     if limit is not None and limit.remaining == 0:
         return float(limit.reset_in_seconds)
     value = headers.get("Retry-After", "").strip()
-    if value.isascii() and value.isdigit():
-        return float(value)
-    try:
-        when = parsedate_to_datetime(value)
-    except ValueError:
-        return None
-    return max(0.0, (when.replace(tzinfo=when.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
+    return float(value) if value.isascii() and value.isdigit() else None
 
 
 def _first_line(error: BaseException) -> str:
@@ -276,6 +241,7 @@ def connect(endpoint: str | None, token_variable: str) -> Hub:
     quiet_third_parties()  # the client set its own level when it was imported
     if not sys.stderr.isatty():
         disable_progress_bars()
+    _keep_session()
     api = HfApi(
         endpoint=address,
         token=token or False,
@@ -284,6 +250,30 @@ def connect(endpoint: str | None, token_variable: str) -> Hub:
         headers=_UNPACKED,
     )
     return Hub(endpoint=address, token_variable=token_variable, api=api, has_token=bool(token))
+
+
+@cache
+def _keep_session() -> None:
+    """Have the client keep its HTTP session, which all threads share, when a connection fails.
+
+    It would close the session in one thread under the others, whose requests end then, or find no session at all.
+    """
+    set_client_factory(_lasting_session)
+
+
+def _lasting_session() -> Any:
+    library = import_module(HTTPError.__module__.partition(".")[0])
+    session = default_client_factory()
+    send = session.send
+
+    def send_and_keep(*arguments: Any, **options: Any) -> Any:
+        try:
+            return send(*arguments, **options)
+        except library.ConnectError as error:  # the only one at which the client closes it
+            raise library.NetworkError(str(error), request=error.request) from error
+
+    session.send = send_and_keep
+    return session
 
 
 def listed_file(sibling: Any) -> HubFile:

@@ -7,12 +7,12 @@ page of the disk, single values would cost one each.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any
 
-from llm_pipeline.artifacts.checkpoint_directory import INDEX_SUFFIX, check_document
+from llm_pipeline.artifacts.checkpoint_directory import INDEX_SUFFIX, check_document, shards_of
 from llm_pipeline.artifacts.model_files import WEIGHTS_SUFFIX
 from llm_pipeline.artifacts.pinned import PinnedModel
 from llm_pipeline.artifacts.safetensors_header import TensorEntry, read_header
@@ -27,8 +27,23 @@ _SINGLE_FILE = "model.safetensors"
 Headers = Mapping[str, tuple[TensorEntry, ...]]
 _MAXIMUM_BYTES = 10_000_000
 _RUN = 64
-_SAMPLED_VALUES = 4096
-"""Of each tensor."""
+_RUNS = 64
+"""Runs of values that are looked at of each tensor, and values of a run: 4,096 in all."""
+
+_NOT_FINITE = {
+    "F16": ("<u2", 0x7C00, 0x7C00),
+    "BF16": ("<u2", 0x7F80, 0x7F80),
+    "F32": ("<u4", 0x7F80_0000, 0x7F80_0000),
+    "F64": ("<u8", 0x7FF0_0000_0000_0000, 0x7FF0_0000_0000_0000),
+    "F8_E5M2": ("u1", 0x7C, 0x7C),
+    "F8_E4M3": ("u1", 0x7F, 0x7F),  # has no infinity
+    "F8_E5M2FNUZ": ("u1", 0xFF, 0x80),  # the only NaN, where others have minus zero; no infinity
+    "F8_E4M3FNUZ": ("u1", 0xFF, 0x80),
+    "F8_E8M0": ("u1", 0xFF, 0xFF),
+}
+"""Type of the bits, a mask, and what the bits under it are where a value is not finite: IEEE 754, bfloat16, and FP8 of
+https://www.opencompute.org/documents/ocp-8-bit-floating-point-specification-ofp8-revision-1-0-2023-12-01-pdf-1 with its
+variants without signed zero."""
 
 
 def check_checkpoint(model: PinnedModel, directory: Path) -> None:
@@ -46,10 +61,10 @@ def check_checkpoint(model: PinnedModel, directory: Path) -> None:
     headers = {
         file.path: read_header(directory / file.path) for file in model.files if file.path.endswith(WEIGHTS_SUFFIX)
     }
-    _tensors_in(directory, headers)
+    check_layout(directory.name, _indexes(directory), headers)
     check_model_config(directory / "config.json")
     for path, header in headers.items():
-        check_values(directory / path, header, _SAMPLED_VALUES)
+        check_values(directory / path, header)
 
 
 def read_tensors(directory: Path) -> dict[str, TensorEntry]:
@@ -59,31 +74,26 @@ def read_tensors(directory: Path) -> dict[str, TensorEntry]:
         IntegrityError: There are none, a file is malformed or holds none, a tensor has no values or is in two files,
             or index and shards contradict each other.
     """
-    files = sorted(directory.glob(f"*{WEIGHTS_SUFFIX}"))
-    return _tensors_in(directory, {path.name: read_header(path) for path in files})
+    headers = {path.name: read_header(path) for path in sorted(directory.glob(f"*{WEIGHTS_SUFFIX}"))}
+    return check_layout(directory.name, _indexes(directory), headers)
 
 
-def check_layout(name: str, indexes: Mapping[str, Mapping[str, Any]], headers: Headers) -> None:
-    """Check what is known of a model before it is fetched: the indexes of its weights against their headers.
+def _indexes(directory: Path) -> dict[str, dict[str, Any]]:
+    return {path.name: read_object(path, where=path.name) for path in sorted(directory.glob(f"*{INDEX_SUFFIX}"))}
+
+
+def check_layout(name: str, indexes: Mapping[str, Mapping[str, Any]], headers: Headers) -> dict[str, TensorEntry]:
+    """Check the indexes of a model's weights against their headers, and return its tensors by name.
 
     Args:
         name: The model's, for errors.
         indexes: Content of each weight index by its path.
-        headers: As `check_index` takes them.
+        headers: The tensors of each weights file by its path.
 
     Raises:
         IntegrityError: As `read_tensors`.
     """
-    weight_maps = {path: _check_weight_map(f"{name}: {path}", index, headers)[0] for path, index in indexes.items()}
-    _all_tensors(name, weight_maps, headers)
-
-
-def _tensors_in(directory: Path, headers: Headers) -> dict[str, TensorEntry]:
-    indexes = sorted(directory.glob(f"*{INDEX_SUFFIX}"))
-    return _all_tensors(directory.name, {index.name: check_index(index, headers) for index in indexes}, headers)
-
-
-def _all_tensors(name: str, weight_maps: Mapping[str, Mapping[str, str]], headers: Headers) -> dict[str, TensorEntry]:
+    weight_maps = {path: _weight_map(path, index, headers) for path, index in indexes.items()}
     _require_loaded(name, weight_maps, headers)
     places: dict[str, str] = {}
     for path, header in headers.items():
@@ -112,58 +122,27 @@ def _incomplete(where: str, problem: str) -> IntegrityError:
     return IntegrityError(problem, where=where, hint="the upload was incomplete or mixed up; choose another revision")
 
 
-def check_index(index: Path, headers: Headers) -> Mapping[str, str]:
-    """Check that a weight index and the shards that it names say the same, and return the shard of each tensor.
-
-    `headers` has the tensors of each weights file, by its path.
-
-    Raises:
-        IntegrityError: They do not; the message names the tensors or shards.
-    """
-    weight_map, total_bytes = _check_weight_map(index.name, read_object(index, where=index.name), headers)
-    actual = sum(tensor.end - tensor.start for shard in set(weight_map.values()) for tensor in headers[shard])
-    if total_bytes is not None and total_bytes != actual:
-        log.warning("the index states another size than its tensors have", total_size=total_bytes, bytes=actual)
+def _weight_map(path: str, index: Mapping[str, Any], headers: Headers) -> Mapping[str, str]:
+    """The shard of each tensor by an index, which says the same as the shards that it names."""
+    weight_map = shards_of(index, path)
+    if not weight_map:
+        raise _incomplete(path, "the index names no tensors")
+    shards = set(weight_map.values())
+    if missing := sorted(shards - headers.keys()):
+        raise _disagrees(path, "the index names shards that the repository does not have", missing)
+    held = [(tensor.name, shard) for shard in sorted(shards) for tensor in headers[shard]]
+    places = dict(held)
+    if twice := sorted({tensor for tensor, shard in held if places[tensor] != shard}):
+        raise _disagrees(path, "tensors are in two shards", twice)
+    if absent := sorted(tensor for tensor, shard in weight_map.items() if places.get(tensor) != shard):
+        raise _disagrees(path, "tensors are not in the shard that the index names", absent)
+    if unlisted := sorted(places.keys() - weight_map.keys()):
+        raise _disagrees(path, "the index does not list tensors of its shards", unlisted)
     return weight_map
 
 
-def _check_weight_map(
-    name: str, index: Mapping[str, Any], headers: Headers
-) -> tuple[Mapping[str, str], int | float | None]:
-    weight_map, total_bytes = _read_index(name, index)
-    if not weight_map:
-        raise _disagrees(name, "the index names no tensors", [])
-    shards = set(weight_map.values())
-    if missing := sorted(shards - headers.keys()):
-        raise _disagrees(name, "the index names shards that the repository does not have", missing)
-    held = [(tensor, shard) for shard in sorted(shards) for tensor in headers[shard]]
-    places = {tensor.name: shard for tensor, shard in held}
-    if len(places) != len(held):
-        twice = sorted({tensor.name for tensor, shard in held if places[tensor.name] != shard})
-        raise _disagrees(name, "tensors are in two shards", twice)
-    if absent := sorted(tensor for tensor, shard in weight_map.items() if places.get(tensor) != shard):
-        raise _disagrees(name, "tensors are not in the shard that the index names", absent)
-    if unlisted := sorted(places.keys() - weight_map.keys()):
-        raise _disagrees(name, "the index does not list tensors of its shards", unlisted)
-    return weight_map, total_bytes
-
-
-def _read_index(name: str, content: Mapping[str, Any]) -> tuple[dict[str, str], int | float | None]:
-    try:
-        weight_map, metadata = content["weight_map"], content.get("metadata") or {}
-        total_bytes = metadata.get("total_size")
-    except (KeyError, AttributeError) as error:
-        raise IntegrityError(f"not a weight index: {error}", where=name) from error
-    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
-        raise IntegrityError("not a weight index: weight_map does not name a shard for each tensor", where=name)
-    if total_bytes is not None and not isinstance(total_bytes, (int, float)):
-        raise IntegrityError("not a weight index: total_size is not a number", where=name)
-    return weight_map, total_bytes
-
-
 def _disagrees(index: str, problem: str, names: list[str]) -> IntegrityError:
-    listing = f": {[name[:120] for name in names[:4]]}" if names else ""
-    return IntegrityError(f"{problem}{listing}", where=index, hint="the upload was incomplete; choose another revision")
+    return _incomplete(index, f"{problem}: {[name[:120] for name in names[:4]]}")
 
 
 def check_model_config(path: Path) -> None:
@@ -185,76 +164,29 @@ def check_model_config(path: Path) -> None:
         raise IntegrityError("architectures does not name a model class", where=path.name, hint="do not load it")
 
 
-class _Pattern(NamedTuple):
-    """A value is not finite when its bits under `mask` are `equal`."""
-
-    bits: str
-    mask: int
-    equal: int
-
-
-_NOT_FINITE = {
-    "F16": _Pattern("<u2", 0x7C00, 0x7C00),
-    "BF16": _Pattern("<u2", 0x7F80, 0x7F80),
-    "F32": _Pattern("<u4", 0x7F80_0000, 0x7F80_0000),
-    "F64": _Pattern("<u8", 0x7FF0_0000_0000_0000, 0x7FF0_0000_0000_0000),
-    "F8_E5M2": _Pattern("u1", 0x7C, 0x7C),
-    "F8_E4M3": _Pattern("u1", 0x7F, 0x7F),  # has no infinity
-    "F8_E5M2FNUZ": _Pattern("u1", 0xFF, 0x80),  # the only NaN, where others have minus zero; no infinity
-    "F8_E4M3FNUZ": _Pattern("u1", 0xFF, 0x80),
-    "F8_E8M0": _Pattern("u1", 0xFF, 0xFF),
-}
-"""IEEE 754 and bfloat16; FP8 of the Open Compute Project (https://www.opencompute.org/documents/
-ocp-8-bit-floating-point-specification-ofp8-revision-1-0-2023-12-01-pdf-1) and its variants without signed zero."""
-
-
-def check_values(path: Path, tensors: Sequence[TensorEntry], count: int) -> None:
-    """Look at about `count` values of each floating-point tensor of a safetensors file.
+def check_values(path: Path, tensors: Sequence[TensorEntry]) -> None:
+    """Look at some values of each floating-point tensor of a safetensors file, or at all if it has no more.
 
     Args:
         path: The file.
         tensors: Its tensors, from `read_header`: in the order of their bytes, the last one at the file's end.
-        count: Values of each tensor; smaller tensors are read whole.
 
     Raises:
         IntegrityError: One is NaN or an infinity; the message names the tensor.
     """
-    if not tensors:
-        return
-    buffer_start = path.stat().st_size - tensors[-1].end
-    with path.open("rb", buffering=0) as stream:
-        for tensor in tensors:
-            pattern = _NOT_FINITE.get(tensor.dtype)
-            if pattern is not None and _has_not_finite(stream, tensor, pattern, buffer_start, count):
-                raise IntegrityError(
-                    f"tensor {tensor.name[:120]!r} holds NaN or an infinity",
-                    where=path.name,
-                    hint="use another revision",
-                )
-
-
-def _has_not_finite(stream: BinaryIO, tensor: TensorEntry, pattern: _Pattern, buffer_start: int, count: int) -> bool:
     import numpy as np  # here: it loads slowly, and most that read tensors' headers look at no value
 
-    kind = np.dtype(pattern.bits)
-    for first, length in runs(prod(tensor.shape), count):
-        stream.seek(buffer_start + tensor.start + first * kind.itemsize)
-        values = np.frombuffer(stream.read(length * kind.itemsize), kind)
-        if ((values & kind.type(pattern.mask)) == kind.type(pattern.equal)).any():
-            return True
-    return False
-
-
-def runs(size: int, count: int) -> Iterator[tuple[int, int]]:
-    """First value and length of each run: `count` of `size` values, or all of them when there are no more.
-
-    The first run starts at value 0 and the last one ends with the last value.
-    """
-    if size <= max(count, 2):
-        if size:
-            yield 0, size
-        return
-    length = max(1, min(_RUN, count // 2))
-    number = max(2, count // length)
-    for index in range(number):
-        yield index * (size - length) // (number - 1), length
+    buffer_start = path.stat().st_size - max((tensor.end for tensor in tensors), default=0)
+    for tensor in tensors:
+        size = prod(tensor.shape)
+        if tensor.dtype not in _NOT_FINITE or not size:
+            continue
+        bits, mask, equal = _NOT_FINITE[tensor.dtype]
+        kind = np.dtype(bits)
+        values = np.memmap(path, kind, "r", buffer_start + tensor.start, (size,))
+        if size > _RUN * _RUNS:
+            firsts = np.linspace(0, size - _RUN, _RUNS).astype(np.int64)
+            values = values[firsts[:, None] + np.arange(_RUN)]
+        if ((values & kind.type(mask)) == kind.type(equal)).any():
+            problem = f"tensor {tensor.name[:120]!r} holds NaN or an infinity"
+            raise IntegrityError(problem, where=path.name, hint="use another revision")

@@ -81,7 +81,7 @@ def _pinned(hub: Hub, dataset: str, commit: str, path: str, directory: Path) -> 
     record = directory / f"{sha256_bytes(path.encode())[:16]}.{_PIN}"
     if record.exists():
         return PinnedDataSet.model_validate_json(record.read_text())
-    known = HubDataSets(hub, "unset HF_HUB_OFFLINE once, or calibrate on a file of your own").pin(dataset, commit)
+    known = HubDataSets(hub).pin(dataset, commit)
     file = next((file for file in known.files if file.path == path), None)
     if file is None:
         raise NotOnTheHub(f"the data set has no file {path}", where=f"{dataset}@{commit[:12]}")

@@ -18,7 +18,7 @@ from llm_pipeline.artifacts.pinned import DEFAULT_REVISION, HubFile, PinnedDataS
 from llm_pipeline.base.directory_listing import refuse_unreadable
 from llm_pipeline.base.errors import ConfigError, IntegrityError
 from llm_pipeline.base.progress import made_progress
-from llm_pipeline.hub.git_ids import blob_hasher, blob_id, commit_id, lfs_pointer
+from llm_pipeline.hub.git_ids import content_commit
 from llm_pipeline.hub.model_card import CARD_FILE, MAXIMUM_CARD_BYTES, card_fields, stated_license
 from llm_pipeline.hub.source import ModelLook, SourceRefused, report_resolved
 
@@ -56,23 +56,8 @@ def _open_regular(path: Path, where: str) -> Iterator[BinaryIO]:
         yield stream
 
 
-def license_of(card: Path) -> str | None:
-    """The licence that a card on disk states; None without a card.
-
-    Raises:
-        SourceRefused: The card cannot be read.
-    """
-    if not card.exists():
-        return None
-    with _open_regular(card, str(card)) as stream:
-        text = stream.read(MAXIMUM_CARD_BYTES).decode(errors="replace")
-    return stated_license(card_fields(text))
-
-
 _HASHED_AT_ONCE = 4
 _IGNORED_DIRECTORIES = {".git", ".cache"}
-LARGE_BYTES = 10_000_000
-"""From here on the tree holds a pointer with the SHA-256, as the hub does, not the content's own blob id."""
 
 
 def require_revision(commit: str, revision: str, where: str, *, field: str = "model.revision") -> None:
@@ -101,11 +86,13 @@ class DirectorySource:
         selection = self._selection()
         with ThreadPoolExecutor(_HASHED_AT_ONCE) as pool:
             files = tuple(pool.map(self._hashed, selection.fetched))
+        card = self.root / CARD_FILE
+        text = read_part(card, 0, MAXIMUM_CARD_BYTES).decode(errors="replace") if card.exists() else ""
         model = PinnedModel(
             id=model_id,
-            commit=commit_id({file.path: str(file.blob_sha1) for file in files}),
+            commit=content_commit({file.path: file.content for file in files}),
             files=files,
-            license=license_of(self.root / CARD_FILE),
+            license=stated_license(card_fields(text)),
         )
         require_revision(model.commit, revision, where)
         report_resolved(model, selection)
@@ -121,7 +108,7 @@ class DirectorySource:
         paths = sorted(path for path in self._paths() if unsafe_reason(path) is None)
         with ThreadPoolExecutor(_HASHED_AT_ONCE) as pool:
             files = tuple(pool.map(self._hashed, paths))
-        commit = commit_id({file.path: str(file.blob_sha1) for file in files})
+        commit = content_commit({file.path: file.content for file in files})
         require_revision(commit, revision, str(self.root), field="evaluation.data_revisions")
         return PinnedDataSet(id=name, commit=commit, files=files)
 
@@ -160,14 +147,10 @@ class DirectorySource:
         return paths
 
     def _hashed(self, path: str) -> HubFile:
-        size = (self.root / path).lstat().st_size
-        sha256, blob = hashlib.sha256(), blob_hasher(size)
+        size, sha256 = 0, hashlib.sha256()
         with _open_regular(self.root / path, str(self.root / path)) as stream:
             while chunk := stream.read(_BLOCK):
                 made_progress()
                 sha256.update(chunk)
-                if size < LARGE_BYTES:
-                    blob.update(chunk)
-        digest = sha256.hexdigest()
-        oid = blob.hexdigest() if size < LARGE_BYTES else blob_id(lfs_pointer(digest, size))
-        return HubFile(path=path, size=size, sha256=digest, blob_sha1=oid)
+                size += len(chunk)
+        return HubFile(path=path, size=size, sha256=sha256.hexdigest())

@@ -11,11 +11,9 @@ import contextlib
 import errno
 import hashlib
 import shutil
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
 
@@ -44,37 +42,16 @@ class DiskTooSmall(Terminal):
     """The model does not fit on the disk that it should go to."""
 
 
-@dataclass(frozen=True)
-class DownloadReport:
-    """Files, bytes and time of one download.
-
-    Attributes:
-        files: Files of the model.
-        bytes: Bytes of the model.
-        fetched_files: Files that were not there yet.
-        fetched_bytes: Their bytes.
-        seconds: Wall time, hashing included.
-    """
-
-    files: int
-    bytes: int
-    fetched_files: int
-    fetched_bytes: int
-    seconds: float
-
-    @property
-    def megabytes_per_second(self) -> float:
-        """Rate of what was fetched, 10^6 bytes a second."""
-        return self.fetched_bytes / _MEGABYTE / self.seconds if self.seconds else 0.0
-
-
-def download_model(source: FileSource, model: PinnedModel, destination: Path) -> DownloadReport:
+def download_model(source: FileSource, model: PinnedModel, destination: Path) -> list[HubFile]:
     """Download a pinned model's files, and nothing else, into a directory, and check that it is sound.
 
     Args:
         source: Where the files come from, from `open_source`.
         model: The model, resolved by a source of the same name.
         destination: Directory for the files; may hold what an earlier, interrupted call left.
+
+    Returns:
+        The files that were not there yet.
 
     Raises:
         DiskTooSmall: The missing bytes do not fit; or the disk filled up meanwhile.
@@ -83,11 +60,9 @@ def download_model(source: FileSource, model: PinnedModel, destination: Path) ->
         SourceRefused: The source does not give us a file.
         SourceUnavailable: The source cannot be reached.
     """
-    started = time.monotonic()
     fetched = fetch_files(source, model, model.files, destination)
     check_checkpoint(model, destination)
-    seconds = time.monotonic() - started
-    return DownloadReport(len(model.files), model.size, len(fetched), _bytes_of(fetched), seconds)
+    return fetched
 
 
 def fetch_files(source: FileSource, model: PinnedModel, files: Sequence[HubFile], directory: Path) -> list[HubFile]:
@@ -102,7 +77,7 @@ def fetch_files(source: FileSource, model: PinnedModel, files: Sequence[HubFile]
     with _full_disks(directory), ThreadPoolExecutor(_FILES_AT_ONCE, thread_name_prefix="download") as pool:
         there = pool.map(lambda file: difference(directory / file.path, file), ordered)
         missing = [file for file, problem in zip(ordered, there, strict=True) if problem]
-        require_space(directory, _bytes_of(missing))
+        require_space(directory, bytes_of(missing))
         with _progress(directory, partial, missing):
             begun = [pool.submit(_fetch, source, model, file, partial, directory) for file in missing]
             try:
@@ -149,21 +124,22 @@ def difference(path: Path, file: HubFile) -> str:
     return "" if actual == expected else f"{name} {actual} instead of {expected}"
 
 
-def _bytes_of(files: Iterable[HubFile]) -> int:
+def bytes_of(files: Iterable[HubFile]) -> int:
+    """Of all of them."""
     return sum(file.size for file in files)
 
 
 @contextmanager
 def _progress(directory: Path, partial: Path, files: Sequence[HubFile]) -> Iterator[None]:
     """Log how far files are on their way to a directory, whoever writes them, until the block ends."""
-    progress, ended = Progress("downloading", _bytes_of(files) // _MEGABYTE, "MB"), Event()
+    progress, ended = Progress("downloading", bytes_of(files) // _MEGABYTE, "MB"), Event()
 
     def watch() -> None:
         seen = 0
         while not ended.wait(1.0):
             with contextlib.suppress(OSError):  # a file was moved meanwhile
                 arriving = sum(path.stat().st_blocks * 512 for path in partial.rglob("*") if path.is_file())
-                verified = _bytes_of(file for file in files if (directory / file.path).exists())
+                verified = bytes_of(file for file in files if (directory / file.path).exists())
                 if (there := (arriving + verified) // _MEGABYTE) > seen:
                     progress.advance(there - seen)
                     seen = there
@@ -193,14 +169,11 @@ def require_space(directory: Path, needed: int) -> None:
     Raises:
         DiskTooSmall: With what is needed and what is free.
     """
-    free = shutil.disk_usage(_existing(directory)).free
+    existing = next(path for path in (directory, *directory.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
     if needed > free:
         raise DiskTooSmall(
             f"{byte_size(needed)} are still to be fetched and only {byte_size(free)} are free",
             where=f"work_root ({directory})",
             hint="free some space, or move work_root of the deployment to a larger disk",
         )
-
-
-def _existing(path: Path) -> Path:
-    return path if path.exists() else _existing(path.parent)

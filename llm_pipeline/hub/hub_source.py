@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from huggingface_hub import hf_hub_url
 from huggingface_hub.errors import HfHubHTTPError
@@ -19,10 +19,9 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.hub.access import (
     TIMEOUT_SECONDS,
     Hub,
+    HubRefused,
     HubUnavailable,
-    RepositoryDisabled,
     RepositoryKind,
-    RepositoryRenamed,
     listed_file,
     malformed_answer,
 )
@@ -113,8 +112,10 @@ def _pin(hub: Hub, model_id: str, revision: str) -> tuple[PinnedModel, Selection
     where = f"{model_id}@{revision}"
     info = hub.information(model_id, revision, where, files_metadata=True)
     if info.disabled:
-        raise RepositoryDisabled("the repository was disabled", where=where, hint="choose another repository")
-    _require_same_name(info, model_id, where)
+        raise HubRefused("the repository was disabled", where=where, hint="choose another repository")
+    if info.id != model_id:  # the client follows renames; an abandoned name can be taken by somebody else
+        hint = f"if that is the model you mean, set model.id to {info.id}"
+        raise HubRefused(f"the hub answers for {info.id}", where=where, hint=hint)
     siblings = {sibling.rfilename: sibling for sibling in info.siblings or []}
     selection = select_files([sibling.rfilename for sibling in info.siblings or []], where=where)
     try:
@@ -130,13 +131,3 @@ def _pin(hub: Hub, model_id: str, revision: str) -> tuple[PinnedModel, Selection
     smallest = min(model.files, key=lambda file: file.size)  # select_files refuses a repository without any
     hub.require_access(model, smallest, where)
     return model, selection
-
-
-def _require_same_name(info: Any, model_id: str, where: str) -> None:
-    """The client follows the hub from an old name to a new one; an abandoned name can be taken by somebody else."""
-    if info.id != model_id:
-        raise RepositoryRenamed(
-            f"the hub answers for {info.id}",
-            where=where,
-            hint=f"if that is the model you mean, set model.id to {info.id}",
-        )

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from llm_pipeline.artifacts.model_files import select_files
 from llm_pipeline.artifacts.pinned import PinnedModel
+from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.hub.access import Hub, HubRefused
-from llm_pipeline.hub.watch import Head, Reference, content_digest, counted_files
+from llm_pipeline.hub.watch import Head, Reference
 
 
 @dataclass(frozen=True)
@@ -25,24 +27,20 @@ class Listing:
 
     def reference(self) -> Reference:
         """The commit and the digest of its files that count."""
-        try:
-            return Reference(commit=self.commit, content=content_digest(self.files))
-        except (IntegrityError, Unsupported):
-            return Reference(commit=self.commit, content="")
+        return Reference(commit=self.commit, content=self.head("", None).content)
 
     def head(self, revision: str, since: Listing | None) -> Head:
         """The commit as the policy sees it, with the files that differ from those of `since`."""
         try:
-            counted = counted_files(self.files)
+            counted = _counted_of(self.files)
         except (IntegrityError, Unsupported) as error:
             return Head(commit=self.commit, revision=revision, unusable=error.message)
         changed = _differences(self.files, since.files) if since is not None else frozenset()
-        counted_before = since.counted() if since is not None else frozenset()
-        relevant = changed & (counted.keys() | counted_before)
+        relevant = changed & (counted.keys() | (since.counted() if since is not None else frozenset()))
         return Head(
             commit=self.commit,
             revision=revision,
-            content=content_digest(self.files),
+            content=sha256_json(counted),
             counted=tuple(sorted(relevant)),
             others=tuple(sorted(changed - relevant)),
         )
@@ -50,7 +48,7 @@ class Listing:
     def counted(self) -> frozenset[str]:
         """Names of the files that count; none when the commit cannot be released."""
         try:
-            return frozenset(counted_files(self.files))
+            return frozenset(_counted_of(self.files))
         except (IntegrityError, Unsupported):
             return frozenset()
 
@@ -120,6 +118,16 @@ def list_commit(hub: Hub, model_id: str, commit: str) -> Listing:
 def listing_of(model: PinnedModel) -> Listing:
     """The files of a model that was resolved before, as far as they are fetched."""
     return Listing(model.commit, {file.path: file.content for file in model.files})
+
+
+def _counted_of(files: Mapping[str, str]) -> dict[str, str]:
+    """Out of all of a commit's files, those that a release fetches.
+
+    Raises:
+        IntegrityError: The listing names unsafe files.
+        Unsupported: It is not a model that can be released.
+    """
+    return {path: files[path] for path in select_files(files).fetched}
 
 
 def _differences(files: Mapping[str, str], before: Mapping[str, str]) -> frozenset[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,12 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llm_pipeline.artifacts.model_files import WEIGHTS_SUFFIX, select_files
+from llm_pipeline.artifacts.model_files import select_files
 from llm_pipeline.artifacts.pinned import HubFile, ObjectVersion, PinnedModel
 from llm_pipeline.base.errors import IntegrityError, PipelineError, Transient
 from llm_pipeline.config.store import S3Place
-from llm_pipeline.hub.directory_source import LARGE_BYTES, require_revision
-from llm_pipeline.hub.git_ids import blob_id, commit_id, lfs_pointer
+from llm_pipeline.hub.directory_source import require_revision
+from llm_pipeline.hub.git_ids import content_commit
 from llm_pipeline.hub.model_card import CARD_FILE, MAXIMUM_CARD_BYTES, card_fields, stated_license
 from llm_pipeline.hub.source import ModelLook, SourceRefused, SourceUnavailable, report_resolved
 
@@ -38,14 +37,14 @@ class S3Source:
     access: S3Place
 
     def resolve(self, model_id: str, revision: str) -> PinnedModel:
-        """Pins the objects: small ones are read and hashed, large ones pinned by what S3 states of them."""
+        """Pins the objects by what S3 states of them: the SHA-256 of the whole, or else the entity tag."""
         objects = self._objects()
         selection = select_files(list(objects), where=self.access.uri)
         with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
             pinned = list(pool.map(self._pin, selection.fetched))
         model = PinnedModel(
             id=model_id,
-            commit=commit_id({file.path: _blob_in_tree(file) for file, _ in pinned}),
+            commit=content_commit({file.path: file.content for file, _ in pinned}),
             files=tuple(file for file, _ in pinned),
             license=self._license(objects[CARD_FILE]) if CARD_FILE in objects else None,
             versions={file.path: version for file, version in pinned},
@@ -97,15 +96,10 @@ class S3Source:
             head = self._bucket.head(path)
         if head is None:
             raise _gone(self._bucket.address(path))
-        size, version = head.item.size, ObjectVersion(entity_tag=head.item.revision, version_id=head.version_id)
+        version = ObjectVersion(entity_tag=head.item.revision, version_id=head.version_id)
         sha256 = None if head.parts else head.sha256  # of a multipart upload it is a hash of the parts' hashes
-        if path.endswith(WEIGHTS_SUFFIX) or size >= LARGE_BYTES:
-            blob = blob_id(lfs_pointer(sha256, size)) if sha256 else None
-            tag = None if sha256 else version.entity_tag
-            return HubFile(path=path, size=size, sha256=sha256, blob_sha1=blob, entity_tag=tag), version
-        data = self._bytes(head.item, 0, size)
-        file = HubFile(path=path, size=size, sha256=hashlib.sha256(data).hexdigest(), blob_sha1=blob_id(data))
-        return file, version
+        tag = None if sha256 else version.entity_tag
+        return HubFile(path=path, size=head.item.size, sha256=sha256, entity_tag=tag), version
 
     def _license(self, card: Listed) -> str | None:
         text = self._bytes(card, 0, MAXIMUM_CARD_BYTES).decode(errors="replace")
@@ -137,9 +131,3 @@ def _as_source_error(error: PipelineError) -> PipelineError:
         return _gone(error.where)
     kind = SourceUnavailable if isinstance(error, Transient) else SourceRefused
     return kind(error.message, where=error.where, hint=error.hint)
-
-
-def _blob_in_tree(file: HubFile) -> str:
-    if file.blob_sha1 is not None:
-        return file.blob_sha1
-    return blob_id(f"s3 object\netag {file.entity_tag}\nsize {file.size}\n".encode())

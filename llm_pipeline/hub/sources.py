@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.parse import unquote
 
-from huggingface_hub.errors import OfflineModeIsEnabled
 from pydantic import ValidationError
 
 from llm_pipeline.artifacts.model_files import unsafe_reason
@@ -23,12 +22,14 @@ from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.deployment import HubAccess
 from llm_pipeline.config.store import S3Place, StoreModel
-from llm_pipeline.hub.access import Hub, HubRefused, RepositoryDisabled, connect, listed_file, malformed_answer
+from llm_pipeline.hub.access import Hub, HubRefused, connect, listed_file, malformed_answer
 from llm_pipeline.hub.directory_source import DirectorySource
 from llm_pipeline.hub.hub_source import HubSource
 from llm_pipeline.hub.model_card import CARD_FILE
 from llm_pipeline.hub.s3_source import S3Source
 from llm_pipeline.hub.source import FileSource, Source, SourceRefused
+
+log = get_logger(__name__)
 
 
 def open_source(source: str, access: HubAccess, store: StoreModel) -> Source:
@@ -54,9 +55,6 @@ def _s3_access(source: str, store: StoreModel) -> S3Place:
         return S3Place(uri=source, endpoint=store.endpoint if isinstance(store, S3Place) else None)
     except ValidationError as error:
         raise ConfigError(error.errors()[0]["msg"].removeprefix("Value error, "), where="model.source") from error
-
-
-log = get_logger(__name__)
 
 
 class DataSets(FileSource, Protocol):
@@ -93,25 +91,28 @@ def open_data_sets(source: str, access: HubAccess) -> DataSets:
 
 @dataclass(frozen=True)
 class HubDataSets:
-    """Data sets of a hub, read through its API.
-
-    Attributes:
-        hub: The connection, from `connect`.
-        offline_hint: What to do where the client is in offline mode.
-    """
+    """Data sets of a hub, read through its API; the hub is a connection from `connect`."""
 
     hub: Hub
-    offline_hint: str = "unset HF_HUB_OFFLINE, or set evaluation.data_source to a directory"
 
     def pin(self, name: str, revision: str) -> PinnedDataSet:
         """Pins a data set to a commit; one that the hub has renamed is taken from its new name."""
         where = f"datasets/{name}@{revision}"
-        info = self._info(name, revision, where)
+        info = self.hub.information(name, revision, where, kind="dataset", files_metadata=True)
         if info.disabled:
-            raise RepositoryDisabled("the data set was disabled", where=where, hint="choose another one")
+            raise HubRefused("the data set was disabled", where=where, hint="choose another one")
         if info.id != name:
             log.warning("the hub has this data set under another name", data_set=name, now=info.id)
-        pinned = _pinned(info, where)
+        siblings = [sibling for sibling in info.siblings or [] if unsafe_reason(sibling.rfilename) is None]
+        try:
+            pinned = PinnedDataSet(
+                id=info.id,
+                commit=info.sha,
+                files=tuple(sorted(map(listed_file, siblings), key=lambda file: file.path)),
+                gated=info.gated or None,
+            )
+        except ValidationError as error:
+            raise malformed_answer(where, str(error)) from error
         data = [file for file in pinned.files if not file.path.startswith(".") and file.path != CARD_FILE]
         if pinned.gated and data:
             self.hub.require_access(pinned, min(data, key=lambda file: file.size), where, "dataset")
@@ -119,28 +120,6 @@ class HubDataSets:
 
     def fetch(self, model: PinnedModel, file: HubFile, directory: Path) -> None:
         HubSource(self.hub, "dataset").fetch(model, file, directory)
-
-    def _info(self, name: str, revision: str, where: str) -> Any:
-        try:
-            return self.hub.information(name, revision, where, kind="dataset", files_metadata=True)
-        except HubRefused as error:
-            if isinstance(error.__cause__, OfflineModeIsEnabled):
-                raise HubRefused(error.message, where=where, hint=self.offline_hint) from error
-            raise
-
-
-def _pinned(info: Any, where: str) -> PinnedDataSet:
-    """What the hub's answer says, without files that no file system should hold under their names."""
-    siblings = [sibling for sibling in info.siblings or [] if unsafe_reason(sibling.rfilename) is None]
-    try:
-        return PinnedDataSet(
-            id=info.id,
-            commit=info.sha,
-            files=tuple(sorted(map(listed_file, siblings), key=lambda file: file.path)),
-            gated=info.gated or None,
-        )
-    except ValidationError as error:
-        raise malformed_answer(where, str(error)) from error
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
 from llm_pipeline.artifacts.pinned import DEFAULT_REVISION, HubFile
 from llm_pipeline.base.digest import sha256_bytes
-from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError
+from llm_pipeline.base.errors import ConfigError, IntegrityError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.hub.access import Hub, NotOnTheHub, listed_file
 from llm_pipeline.hub.git_ids import blob_id
@@ -99,16 +99,17 @@ def push_files(
         ConfigError: There is no token, the repository is somebody's own, or public and shall not be.
         HubRefused: The hub does not let us, or takes no such file or card.
         HubUnavailable: The hub cannot be asked now, or somebody else pushed meanwhile; the same call goes on where this
-            one stopped.
+            one stopped, and finds a commit whose answer was lost.
         IntegrityError: The commit does not hold what was sent.
     """
     _require_token(hub, repository)
-    held = _held(hub, repository)
-    if held is None:
+    try:
+        held = _held(hub, repository)
+    except NotOnTheHub:
         with hub.errors_at(repository):
             hub.api.create_repo(repository, private=private or None, exist_ok=True)
         log.info("created the repository", repository=repository, private=private)
-        held = _require_held(hub, repository)
+        held = _held(hub, repository)
     _require_ours(held, repository, marker, private=private)
     url = f"{hub.endpoint}/{repository}"
     if not _differences(held, files):
@@ -116,17 +117,11 @@ def push_files(
     wanted = {file.path for file in files}
     gone = [CommitOperationDelete(path) for path in sorted(held.files.keys() - wanted - _OF_THE_HUB)]
     sent = [CommitOperationAdd(file.path, file.content) for file in files]
-    try:
-        with hub.errors_at(repository):
-            made = hub.api.create_commit(
-                repository, [*gone, *sent], commit_message=message, revision=DEFAULT_REVISION, parent_commit=held.commit
-            )
-        now = _require_held(hub, repository, made.oid)  # not the branch: somebody else may have pushed since
-    except PipelineError as error:
-        now = _require_held(hub, repository)
-        if _differences(now, files):
-            hint = f"{error.hint}; push again: what the hub has is not sent twice"
-            raise type(error)(error.message, where=repository, hint=hint) from error
+    with hub.errors_at(repository):
+        made = hub.api.create_commit(
+            repository, [*gone, *sent], commit_message=message, revision=DEFAULT_REVISION, parent_commit=held.commit
+        )
+    now = _held(hub, repository, made.oid)  # not the branch: somebody else may have pushed since
     if wrong := _differences(now, files):
         raise IntegrityError(
             f"the commit does not hold what was sent: {'; '.join(wrong[:5])}",
@@ -155,20 +150,10 @@ def _require_token(hub: Hub, where: str) -> None:
         raise ConfigError("a push needs a token", where=where, hint=hint)
 
 
-def _held(hub: Hub, repository: str, revision: str = DEFAULT_REVISION) -> _Held | None:
-    try:
-        info = hub.information(repository, revision, repository, files_metadata=True)
-    except NotOnTheHub:
-        return None
+def _held(hub: Hub, repository: str, revision: str = DEFAULT_REVISION) -> _Held:
+    info = hub.information(repository, revision, repository, files_metadata=True)
     files = {sibling.rfilename: listed_file(sibling) for sibling in info.siblings or ()}
     return _Held(info.sha, bool(info.private), files)
-
-
-def _require_held(hub: Hub, repository: str, revision: str = DEFAULT_REVISION) -> _Held:
-    held = _held(hub, repository, revision)
-    if held is None:
-        raise NotOnTheHub("the repository is not there", where=repository, hint="was it removed just now?")
-    return held
 
 
 def _require_ours(held: _Held, repository: str, marker: str, *, private: bool) -> None:

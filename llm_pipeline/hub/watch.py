@@ -20,13 +20,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from enum import StrEnum
 from typing import Literal
 
 from pydantic import AwareDatetime
 
-from llm_pipeline.artifacts.model_files import select_files
-from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.release import Watch
 
@@ -34,6 +31,7 @@ DAY = timedelta(hours=24)
 FIRST_PATIENCE = timedelta(minutes=2)
 LONGEST_PATIENCE = timedelta(hours=1)
 LONGEST_BACK_OFF_SECONDS = 3600.0
+_FIRST_LOOK = "first look: "
 _NAMES_SHOWN = 6
 _SHORTEST_LOOK_SECONDS = 1.0
 _LONGEST_WORDS = 600
@@ -64,7 +62,6 @@ class WatchState(ConfigModel):
         firing: The start that waits for its run.
         starts: When releases were started in the last 24 hours, the oldest first.
         failures: Looks at the hub that failed, since the last one that did not.
-        outcome: The last decision.
         words: The last decision, for people.
     """
 
@@ -74,7 +71,6 @@ class WatchState(ConfigModel):
     firing: PendingStart | None = None
     starts: tuple[AwareDatetime, ...] = ()
     failures: int = 0
-    outcome: str = ""
     words: str = ""
 
 
@@ -132,19 +128,6 @@ class Trouble:
     retry_after_seconds: float | None = None
 
 
-class Outcome(StrEnum):
-    """The outcome of one look at the hub."""
-
-    BASELINE = "baseline"
-    NOTHING_NEW = "nothing new"
-    NOT_COUNTED = "changes nothing that counts"
-    UNUSABLE = "cannot be released"
-    QUIET = "quiet period"
-    LIMITED = "limit of a day"
-    STARTED = "started"
-    TROUBLE = "trouble"
-
-
 @dataclass(frozen=True)
 class WatchDecision:
     """What to do after one look at the hub.
@@ -153,27 +136,13 @@ class WatchDecision:
         words: The decision, for people; the same as long as nothing changes.
         look_again_seconds: When to look at the hub again.
         start: The release to start, or None.
+        trouble: The hub or the store did not answer, or what they have cannot be released.
     """
 
-    outcome: Outcome
     words: str
     look_again_seconds: float
     start: Start | None = None
-
-
-def counted_files(paths: Mapping[str, str]) -> dict[str, str]:
-    """Identities (SHA-256, or Git's blob id) of the files that a release fetches, out of all of a commit's.
-
-    Raises:
-        IntegrityError: The listing names unsafe files.
-        Unsupported: It is not a model that can be released.
-    """
-    return {path: paths[path] for path in select_files(paths).fetched}
-
-
-def content_digest(paths: Mapping[str, str]) -> str:
-    """One digest over the files that count; see `counted_files` for arguments and errors."""
-    return sha256_json(counted_files(paths))
+    trouble: bool = False
 
 
 def decide(watch: Watch, state: WatchState, seen: Head | Trouble, now: datetime) -> tuple[WatchState, WatchDecision]:
@@ -191,9 +160,7 @@ def decide(watch: Watch, state: WatchState, seen: Head | Trouble, now: datetime)
         state, decision = _troubled(watch, state, seen)
     else:
         state, decision = _looked(watch, _claimed(_moved(state, seen, now), seen), seen, now)
-    return state.model_copy(
-        update={"outcome": decision.outcome.value, "words": decision.words[:_LONGEST_WORDS]}
-    ), decision
+    return state.model_copy(update={"words": decision.words[:_LONGEST_WORDS]}), decision
 
 
 def _troubled(watch: Watch, state: WatchState, seen: Trouble) -> tuple[WatchState, WatchDecision]:
@@ -201,7 +168,7 @@ def _troubled(watch: Watch, state: WatchState, seen: Trouble) -> tuple[WatchStat
     wait = min(poll * 2 ** min(state.failures, 16), max(poll, LONGEST_BACK_OFF_SECONDS))
     wait = max(wait, min(seen.retry_after_seconds or 0.0, DAY.total_seconds()))
     failed = state.model_copy(update={"failures": state.failures + 1})
-    return failed, WatchDecision(Outcome.TROUBLE, f"cannot look: {seen.message}", wait)
+    return failed, WatchDecision(f"cannot look: {seen.message}", wait, trouble=True)
 
 
 def _moved(state: WatchState, seen: Head, now: datetime) -> WatchState:
@@ -225,50 +192,34 @@ def _claimed(state: WatchState, seen: Head) -> WatchState:
 
 def _looked(watch: Watch, state: WatchState, seen: Head, now: datetime) -> tuple[WatchState, WatchDecision]:
     poll = watch.poll_minutes * 60
-    if state.reference is None:
-        reference = Reference(commit=seen.commit, content=seen.content)
-        words = f"first look: {_short(seen.commit)} is where the watch starts from; trigger the DAG to release it"
-        state = state.model_copy(update={"reference": reference})
-        return state, WatchDecision(Outcome.BASELINE, words, poll)
-    if settled := _nothing_to_start(state, state.reference, seen):
-        return state, WatchDecision(*settled, poll)
-    if state.firing is not None and seen.content == state.firing.content:
-        return _waiting(watch, state, state.firing, seen, now)
-    return _pending(watch, state, seen, now)
-
-
-def _nothing_to_start(state: WatchState, reference: Reference, seen: Head) -> tuple[Outcome, str] | None:
-    commit = _short(seen.commit)
+    commit, reference, firing = _short(seen.commit), state.reference, state.firing
+    if reference is None:
+        words = f"{_FIRST_LOOK}{commit} is where the watch starts from; trigger the DAG to release it"
+        state = state.model_copy(update={"reference": Reference(commit=seen.commit, content=seen.content)})
+        return state, WatchDecision(words, poll)
     if run := seen.claims.get(seen.commit):
-        return Outcome.NOTHING_NEW, f"nothing new: {commit} was released by run {run}"
+        return state, WatchDecision(f"nothing new: {commit} was released by run {run}", poll)
     if seen.commit == reference.commit:
-        if state.outcome == Outcome.BASELINE:
-            return Outcome.BASELINE, state.words
-        return Outcome.NOTHING_NEW, f"nothing new since {commit}"
+        told_first = state.words.startswith(_FIRST_LOOK)  # and until something happens
+        return state, WatchDecision(state.words if told_first else f"nothing new since {commit}", poll)
     if seen.unusable:
-        return Outcome.UNUSABLE, f"{commit} cannot be released: {seen.unusable}"
+        return state, WatchDecision(f"{commit} cannot be released: {seen.unusable}", poll, trouble=True)
     if seen.content == reference.content:
         words = f"{commit} changes nothing that counts since {_short(reference.commit)}: {_named(seen.others)}"
-        return Outcome.NOT_COUNTED, words
-    return None
-
-
-def _pending(watch: Watch, state: WatchState, seen: Head, now: datetime) -> tuple[WatchState, WatchDecision]:
-    commit, since = _short(seen.commit), state.since or now
-    quiet_until = since + timedelta(minutes=watch.quiet_minutes)
+        return state, WatchDecision(words, poll)
+    if firing is not None and seen.content == firing.content:
+        return _waiting(watch, state, firing, seen, now)
+    quiet_until = (state.since or now) + timedelta(minutes=watch.quiet_minutes)
     if now < quiet_until:
         words = f"{commit} waits until {_time(quiet_until)} for further commits: {_named(seen.counted)}"
-        return state, WatchDecision(Outcome.QUIET, words, _until(quiet_until, now, watch))
+        return state, WatchDecision(words, _until(quiet_until, now, watch))
     if len(state.starts) >= watch.rebuilds_per_day:
         free_at = state.starts[-watch.rebuilds_per_day] + DAY
         words = f"{commit} waits until {_time(free_at)}: {len(state.starts)} releases were started in 24 hours"
-        return state, WatchDecision(Outcome.LIMITED, words, _until(free_at, now, watch))
+        return state, WatchDecision(words, _until(free_at, now, watch))
     firing = PendingStart(commit=seen.commit, content=seen.content, first_at=now, last_at=now)
-    state = state.model_copy(update={"firing": firing, "starts": (*state.starts, now)})
     words = f"{commit} starts a release: {_named(seen.counted)}"
-    return state, WatchDecision(
-        Outcome.STARTED, words, _until(now + FIRST_PATIENCE, now, watch), _start(state, seen, words)
-    )
+    return _started(watch, state.model_copy(update={"starts": (*state.starts, now)}), firing, seen, words)
 
 
 def _waiting(
@@ -278,26 +229,27 @@ def _waiting(
     due = firing.last_at + min(FIRST_PATIENCE * 2 ** min(firing.times - 1, 16), LONGEST_PATIENCE)
     words = f"{_short(firing.commit)} was started at {_time(firing.first_at)}; its run has not begun yet"
     if now < due or seen.busy:
-        return state, WatchDecision(Outcome.STARTED, words, _until(max(due, now + FIRST_PATIENCE / 4), now, watch))
+        return state, WatchDecision(words, _until(max(due, now + FIRST_PATIENCE / 4), now, watch))
     again = firing.model_copy(update={"last_at": now, "times": firing.times + 1})
     starts = (*[at for at in state.starts if at != firing.last_at], now)
-    state = state.model_copy(update={"firing": again, "starts": starts})
     words = f"{words} (is the DAG paused? started again for the {again.times}. time)"
-    return state, WatchDecision(
-        Outcome.STARTED, words, _until(now + FIRST_PATIENCE, now, watch), _start(state, seen, words)
-    )
+    return _started(watch, state.model_copy(update={"starts": starts}), again, seen, words)
 
 
-def _start(state: WatchState, seen: Head, reason: str) -> Start:
-    if state.firing is None:
-        raise ValueError("nothing is being started")
-    return Start(
-        commit=state.firing.commit,
-        content=state.firing.content,
+def _started(
+    watch: Watch, state: WatchState, firing: PendingStart, seen: Head, words: str
+) -> tuple[WatchState, WatchDecision]:
+    """What making a start leads to, for the first time or again; it was made at its `last_at`."""
+    start = Start(
+        commit=firing.commit,
+        content=firing.content,
         revision=seen.revision,
-        reason=reason,
-        seen_at=state.since or state.firing.first_at,
+        reason=words,
+        seen_at=state.since or firing.first_at,
     )
+    now = firing.last_at
+    decision = WatchDecision(words, _until(now + FIRST_PATIENCE, now, watch), start)
+    return state.model_copy(update={"firing": firing}), decision
 
 
 def _until(then: datetime, now: datetime, watch: Watch) -> float:

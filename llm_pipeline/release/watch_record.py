@@ -50,7 +50,6 @@ class WatchStatus(ConfigModel):
     model: str
     revision: str
     commit: str
-    outcome: str
     words: str
     since: AwareDatetime
     checked_at: AwareDatetime

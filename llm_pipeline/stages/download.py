@@ -75,28 +75,25 @@ def fetch(config: DownloadConfig, context: StageContext[Any]) -> StageOutput:
         Transient: The source cannot be reached.
     """
     started = time.monotonic()
-    from llm_pipeline.hub.download import download_model
+    from llm_pipeline.hub.download import bytes_of, download_model
     from llm_pipeline.hub.sources import open_source  # the hub's client loads slowly, which is its own time
 
-    client_seconds = time.monotonic() - started
     destination = context.workdir / CHECKPOINT
-    report = download_model(
-        open_source(config.source, config.hub, context.request.store),
-        PinnedModel(id=config.model_id, commit=config.commit, files=config.files, versions=config.versions),
-        destination,
-    )
+    source = open_source(config.source, config.hub, context.request.store)
+    model = PinnedModel(id=config.model_id, commit=config.commit, files=config.files, versions=config.versions)
+    fetched = download_model(source, model, destination)
+    seconds = time.monotonic() - started
     if config.facts is not None:
         _require_same(config.facts, destination, config.sizes)
     return StageOutput(
         artifacts={CHECKPOINT: Produced(CHECKPOINT, destination)},
         metrics={
-            "bytes": report.bytes,
-            "files": report.files,
-            "fetched_bytes": report.fetched_bytes,
-            "seconds": round(report.seconds, 3),
-            "megabytes_per_second": round(report.megabytes_per_second, 1),
+            "bytes": model.size,
+            "files": len(model.files),
+            "fetched_bytes": bytes_of(fetched),
+            "seconds": round(seconds, 3),
         },
-        tool_seconds=client_seconds + report.seconds,
+        tool_seconds=seconds,
     )
 
 

@@ -26,7 +26,7 @@ from llm_pipeline.base.errors import ConfigError, PipelineError, as_pipeline_err
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.release import Watch
 from llm_pipeline.config.store import Store
-from llm_pipeline.hub.watch import DAY, Outcome, Reference, Trouble, WatchDecision, WatchState, decide
+from llm_pipeline.hub.watch import DAY, Reference, Trouble, WatchDecision, WatchState, decide
 from llm_pipeline.release.loading import LoadedRelease
 from llm_pipeline.release.watch_record import (
     WatchStatus,
@@ -51,8 +51,7 @@ _STATUS_REFRESH = timedelta(minutes=15)
 _ON_THEIR_WAY = ["queued", "running"]
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _REQUEST_ID = re.compile(r"\s*\(Request ID:[^)]*\)")
-_TROUBLE = (Outcome.TROUBLE, Outcome.UNUSABLE)
-_NO_MEMORY = WatchDecision(Outcome.TROUBLE, "the watch cannot use its stored state", look_again_seconds=60.0)
+_NO_MEMORY = WatchDecision("the watch cannot use its stored state", look_again_seconds=60.0, trouble=True)
 
 
 class Watched(ConfigModel):
@@ -161,7 +160,7 @@ class HubRevisionTrigger(BaseEventTrigger):
                 if decided != state:
                     await self._remember(decided)
                     if decided.words != state.words:
-                        level = logging.WARNING if decision.outcome in _TROUBLE else logging.INFO
+                        level = logging.WARNING if decision.trouble else logging.INFO
                         log.log(level, "release watch of %s: %s", self.watched.config, decision.words)
                     state = decided
             except Exception as error:  # noqa: BLE001 - the watch goes on, whatever one look met
@@ -252,7 +251,6 @@ class HubRevisionTrigger(BaseEventTrigger):
             model=watched.model_id,
             revision=watched.revision,
             commit=state.head,
-            outcome=decision.outcome.value,
             words=decision.words,
             since=known.since if known is not None and same else now,
             checked_at=now,

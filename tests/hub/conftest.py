@@ -10,12 +10,22 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from local_hub import CONFIG, TOKEN_VARIABLE, WEIGHTS_BYTES, LocalHub, safetensors_bytes, serve_local_hub
+from local_hub import CONFIG, TOKEN_VARIABLE, LocalHub, safetensors_bytes, serve_local_hub
 
 from llm_pipeline.hub.access import Hub, connect
 from llm_pipeline.hub.hub_source import HubSource
 
-__all__ = ["CONFIG", "TOKEN_VARIABLE", "WEIGHTS_BYTES", "LocalHub", "safetensors_bytes"]
+__all__ = ["CONFIG", "TOKEN_VARIABLE", "LocalHub", "safetensors_bytes"]
+
+
+def content(directory: Path) -> dict[str, bytes]:
+    """Every file below a directory."""
+    return {p.relative_to(directory).as_posix(): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
+
+
+def expected(local_hub: LocalHub) -> dict[str, bytes]:
+    """What is downloaded of the model that was published last."""
+    return {name: data for name, data in local_hub.contents.items() if name != "README.md"}
 
 
 @pytest.fixture

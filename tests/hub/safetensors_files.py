@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 
@@ -14,13 +14,18 @@ WIDTHS = {
 }  # fmt: skip
 
 
-def write_safetensors(path: Path, tensors: Mapping[str, tuple[str, list[int], bytes]]) -> Path:
-    """Write tensors given as dtype, shape and bytes; bytes shorter than the tensor are filled up with zeros."""
+def safetensors(tensors: Mapping[str, tuple[str, Sequence[int], bytes]]) -> bytes:
+    """Tensors given as dtype, shape and bytes as a file; bytes shorter than the tensor are filled up with zeros."""
     header, body = {}, b""
     for name, (dtype, shape, data) in tensors.items():
         padded = data + bytes(prod(shape) * WIDTHS[dtype] - len(data))
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(body), len(body) + len(padded)]}
+        header[name] = {"dtype": dtype, "shape": [*shape], "data_offsets": [len(body), len(body) + len(padded)]}
         body += padded
     text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + body)
+    return struct.pack("<Q", len(text)) + text + body
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, tuple[str, Sequence[int], bytes]]) -> Path:
+    """The same, written."""
+    path.write_bytes(safetensors(tensors))
     return path

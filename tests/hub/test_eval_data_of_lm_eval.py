@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -24,11 +19,9 @@ from llm_pipeline.release.execute import execute
 from llm_pipeline.store import open_store
 
 from .conftest import LocalHub
-from .test_eval_data_stage import NAME, World, task, world, write
+from .test_eval_data_stage import write
 
 pytestmark = pytest.mark.thorough
-
-__all__ = ["world"]
 
 CARD = """---
 dataset_info:
@@ -75,26 +68,3 @@ def test_tasks_of_lm_eval_are_asked_with_what_was_fetched_for_them(
     assert {read.repository for read in loaded.data} == {"openai/gsm8k", "Rowan/hellaswag", "EleutherAI/arithmetic"}
     sizes = {name: len(task.eval_docs) for name, task in loaded.tasks.items()}
     assert sizes == {"gsm8k": 3, "hellaswag": 2, "arithmetic_1dc": 1}
-
-
-def test_a_stage_that_is_killed_while_bytes_come_goes_on_at_that_commit(world: World) -> None:
-    world.publish()
-    world.hub.fail("slow", "test-00000.parquet", bytes_per_second=16_384)
-    write(world.source / "easy/test-00000.parquet", [{"question": str(n) * 40, "answer": "1"} for n in range(9000)])
-    commit = world.publish()
-    request = world.request(task())
-    (world.path / "request.json").write_text(request.model_dump_json())
-    command = [sys.executable, "-m", "llm_pipeline", "stage", "run", "eval_data"]
-    command += ["--request", str(world.path / "request.json"), "--result", str(world.path / "result.json")]
-    environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
-    deadline = time.monotonic() + 120
-    while not world.hub.downloads("test-00000.parquet"):
-        assert process.poll() is None, (world.path / "result.json").read_text()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    result = execute(request)
-    assert isinstance(result, StageResult), result
-    assert f"{NAME}/{commit}" in str(next((world.path / "work" / "datasets").rglob("test-00000.parquet")))

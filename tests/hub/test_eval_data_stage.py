@@ -15,10 +15,11 @@ import datasets
 import yaml
 from huggingface_hub import constants
 
-from llm_pipeline.accuracy.data_sets import held_data_sets
+from llm_pipeline.accuracy.data_sets import HeldDataSet, held_data_sets
 from llm_pipeline.accuracy.evaluation import format_evaluation, read_summary
 from llm_pipeline.accuracy.tasks import LoadedTasks, load_tasks
 from llm_pipeline.base.confinement import confined
+from llm_pipeline.base.errors import ErrorDocument
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.demo.hub import publish_revision
@@ -98,8 +99,22 @@ class World:
             work_root=str(self.path / "work"),
         )
 
-    def run(self, *definitions: dict[str, object], **config: object) -> StageResult | StageFailure:
-        return execute(self.request(*definitions, **config))
+    def run(self, *definitions: dict[str, object], **config: object) -> StageResult:
+        result = execute(self.request(*definitions, **config))
+        assert isinstance(result, StageResult), result
+        return result
+
+    def refusal(self, *definitions: dict[str, object], **config: object) -> ErrorDocument:
+        failure = execute(self.request(*definitions, **config))
+        assert isinstance(failure, StageFailure), failure
+        return failure.error
+
+    def prompts(self, result: StageResult) -> list[str]:
+        loaded = self.loaded(result)
+        return [task.doc_to_text(document) for task in loaded.tasks.values() for document in task.eval_docs]
+
+    def held(self, result: StageResult) -> tuple[HeldDataSet, ...]:
+        return held_data_sets(self.store.fetch(result.artifacts["eval_data"]))
 
     def loaded(self, result: StageResult) -> LoadedTasks:
         """As a stage that scores loads them: without a network."""
@@ -119,26 +134,15 @@ def world(tmp_path: Path, local_hub: LocalHub, monkeypatch: pytest.MonkeyPatch) 
 def test_a_data_set_of_the_hub_is_fetched_at_its_commit_and_scored_offline(world: World) -> None:
     commit = world.publish()
     result = world.run(task())
-    assert isinstance(result, StageResult), result
-    (held,) = held_data_sets(world.store.fetch(result.artifacts["eval_data"]))
+    (held,) = world.held(result)
     assert (held.repository, held.commit) == (NAME, commit)
     assert {file.path for file in held.files} == {
         "README.md", "easy/train-00000.parquet", "easy/test-00000.parquet", "easy/test-00001.parquet"
     }  # fmt: skip
     assert not world.hub.downloads("hard/test-00000.parquet")
-    loaded = world.loaded(result)
-    assert prompts(loaded) == [row["question"] for row in rows(10, 5)]
-    (read,) = loaded.data
+    assert world.prompts(result) == [row["question"] for row in rows(10, 5)]
+    (read,) = world.loaded(result).data
     assert (read.repository, read.commit, read.files) == (NAME, commit, 4)
-
-
-def refusal(outcome: StageResult | StageFailure) -> tuple[str, str, str]:
-    assert isinstance(outcome, StageFailure), outcome
-    return outcome.error.type, outcome.error.message, outcome.error.hint
-
-
-def prompts(loaded: LoadedTasks) -> list[str]:
-    return [task.doc_to_text(document) for task in loaded.tasks.values() for document in task.eval_docs]
 
 
 def test_files_without_a_card_are_read_as_the_library_reads_them(world: World) -> None:
@@ -151,16 +155,14 @@ def test_files_without_a_card_are_read_as_the_library_reads_them(world: World) -
     result = world.run(
         task("lines", dataset_path="demo/lines", **whole), task("table", dataset_path="demo/table", **whole)
     )
-    assert isinstance(result, StageResult), result
-    assert prompts(world.loaded(result)) == [row["question"] for row in rows(3, 7)] * 2
+    assert world.prompts(result) == [row["question"] for row in rows(3, 7)] * 2
 
 
 def test_files_that_a_task_names_are_fetched_and_no_others(world: World) -> None:
     world.publish()
     files = {"dataset_name": None, "dataset_kwargs": {"data_files": {"test": "hard/test-*"}}}
     result = world.run(task(**files))
-    assert isinstance(result, StageResult), result
-    assert prompts(world.loaded(result)) == [row["question"] for row in rows(4, 1000)]
+    assert world.prompts(result) == [row["question"] for row in rows(4, 1000)]
     assert not world.hub.downloads("easy/test-00000.parquet")
 
 
@@ -169,22 +171,19 @@ def test_tasks_that_bring_their_data_need_nothing_of_the_hub(world: World) -> No
     write(world.path / "tasks" / "own.jsonl", rows(3))
     own = {"dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": {"test": "own.jsonl"}}}
     result = world.run(task(**own), hub={"endpoint": "http://127.0.0.1:9"})
-    assert isinstance(result, StageResult), result
     assert result.metrics["data_sets"] == ""
-    assert len(prompts(world.loaded(result))) == 3
+    assert len(world.prompts(result)) == 3
 
 
 def test_a_stopped_fetch_goes_on_at_the_same_commit_though_the_branch_has_moved(world: World) -> None:
     first = world.publish()
     world.hub.fail("status", "test-00001.parquet", times=5)
-    kind, message, _ = refusal(world.run(task()))
-    assert kind == "HubUnavailable", message
+    assert world.refusal(task()).type == "HubUnavailable"
     write(world.source / "easy/test-00001.parquet", rows(9, 500))
     assert world.publish() != first
     result = world.run(task())
-    assert isinstance(result, StageResult), result
-    assert held_data_sets(world.store.fetch(result.artifacts["eval_data"]))[0].commit == first
-    assert len(prompts(world.loaded(result))) == 10
+    assert world.held(result)[0].commit == first
+    assert len(world.prompts(result)) == 10
 
 
 def test_a_new_release_reads_what_the_branch_is_then(world: World) -> None:
@@ -194,11 +193,8 @@ def test_a_new_release_reads_what_the_branch_is_then(world: World) -> None:
     commit = world.publish()
     after = world.run(task(), release="another")
     pinned = world.run(task(), release="", revisions={NAME: commit})
-    assert isinstance(before, StageResult)
-    assert isinstance(after, StageResult)
-    assert isinstance(pinned, StageResult)
     assert before.artifacts != after.artifacts == pinned.artifacts
-    assert len(prompts(world.loaded(after))) == 16
+    assert len(world.prompts(after)) == 16
     assert [name for name, _ in world.hub.downloads("test-00000.parquet")] == [
         "test-00000.parquet"
     ] * 2  # a commit each
@@ -207,12 +203,12 @@ def test_a_new_release_reads_what_the_branch_is_then(world: World) -> None:
 def test_a_wrong_byte_is_fetched_again_once_and_then_refused(world: World) -> None:
     world.publish()
     world.hub.fail("corrupt", "test-00000.parquet")
-    assert isinstance(world.run(task()), StageResult)
+    world.run(task())
     world.hub.fail("corrupt", "train-00000.parquet", times=2)
     (world.source / "NOTES.txt").write_text("another commit")
     world.publish()
-    kind, message, _ = refusal(world.run(task(), release="another"))
-    assert (kind, "in 2 attempts" in message) == ("WrongBytes", True)
+    error = world.refusal(task(), release="another")
+    assert (error.type, "in 2 attempts" in error.message) == ("WrongBytes", True)
 
 
 def test_a_gated_data_set_needs_the_deployments_token(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,12 +216,12 @@ def test_a_gated_data_set_needs_the_deployments_token(world: World, monkeypatch:
     world.hub.restrict(f"datasets/{NAME}", readers=("hf_reader",), gated="manual")
     for token in ("", "hf_stranger"):  # 401 and 403
         monkeypatch.setenv(TOKEN_VARIABLE, token)
-        kind, _, hint = refusal(world.run(task()))
-        assert kind == "RepositoryGated"
-        assert TOKEN_VARIABLE in hint
-        assert f"/datasets/{NAME}" in hint
+        error = world.refusal(task())
+        assert error.type == "RepositoryGated"
+        assert TOKEN_VARIABLE in error.hint
+        assert f"/datasets/{NAME}" in error.hint
     monkeypatch.setenv(TOKEN_VARIABLE, "hf_reader")
-    assert isinstance(world.run(task()), StageResult)
+    world.run(task())
 
 
 @pytest.mark.parametrize(
@@ -248,26 +244,25 @@ def test_a_gated_data_set_needs_the_deployments_token(world: World, monkeypatch:
 )
 def test_what_is_not_there_is_named(world: World, changes: dict[str, object], kind: str, message: str) -> None:
     world.publish()
-    found, said, hint = refusal(world.run(task(**changes)))
-    assert (found, message in said) == (kind, True), said
-    assert hint
+    error = world.refusal(task(**changes))
+    assert (error.type, message in error.message) == (kind, True), error
+    assert error.hint
 
 
 def test_a_data_set_that_is_a_program_is_refused_and_its_converted_copy_is_read(world: World) -> None:
     (world.source / "README.md").unlink()
     (world.source / "arithmetic.py").write_text("raise SystemExit('it ran')")
     world.publish()
-    kind, message, hint = refusal(world.run(task()))
-    assert kind == "ConfigError"
-    assert "scripts are no longer supported, but found arithmetic.py" in message
-    assert "refs/convert/parquet" in hint
+    error = world.refusal(task())
+    assert error.type == "ConfigError"
+    assert "scripts are no longer supported, but found arithmetic.py" in error.message
+    assert "refs/convert/parquet" in error.hint
     (world.source / "arithmetic.py").unlink()
     converted = world.path / "converted"
     write(converted / "easy/test/0000.parquet", rows(6))
     publish_revision(world.hub.root / "datasets", NAME, converted, "convert", branch="refs/convert/parquet")
     result = world.run(task(), revisions={NAME: "refs/convert/parquet"})
-    assert isinstance(result, StageResult), result
-    assert len(prompts(world.loaded(result))) == 6
+    assert len(world.prompts(result)) == 6
 
 
 def test_a_directory_is_a_source_without_a_network(world: World, tmp_path: Path) -> None:
@@ -276,8 +271,7 @@ def test_a_directory_is_a_source_without_a_network(world: World, tmp_path: Path)
     world.source.rename(root / NAME)
     nowhere = {"endpoint": "http://127.0.0.1:9"}
     result = world.run(task(), source=f"file://{root}".replace(" ", "%20"), hub=nowhere)
-    assert isinstance(result, StageResult), result
-    assert len(prompts(world.loaded(result))) == 10
+    assert len(world.prompts(result)) == 10
 
 
 def test_a_data_set_is_followed_to_its_new_name_and_a_mirror_may_serve_it(
@@ -288,10 +282,9 @@ def test_a_data_set_is_followed_to_its_new_name_and_a_mirror_may_serve_it(
     world.hub.restrict("datasets/demo/sums", renamed_to=NAME)
     monkeypatch.setenv("HF_ENDPOINT", world.hub.endpoint)
     result = world.run(task(dataset_path="demo/sums"), hub={"token_variable": TOKEN_VARIABLE})
-    assert isinstance(result, StageResult), result
-    (held,) = held_data_sets(world.store.fetch(result.artifacts["eval_data"]))
+    (held,) = world.held(result)
     assert (held.asked.name, held.repository, held.commit) == ("demo/sums", NAME, commit)
-    assert len(prompts(world.loaded(result))) == 10
+    assert len(world.prompts(result)) == 10
 
 
 @pytest.fixture(scope="session")
@@ -327,7 +320,6 @@ def test_the_baseline_reads_what_was_fetched_says_so_and_is_another_where_the_da
 ) -> None:
     commit = world.publish()
     data = world.run(task())
-    assert isinstance(data, StageResult), data
     scored = baseline(world, data, checkpoint)
     summary = read_summary(world.store.fetch(scored.artifacts["evaluation"]))
     (read,) = summary.data
@@ -337,7 +329,6 @@ def test_the_baseline_reads_what_was_fetched_says_so_and_is_another_where_the_da
     write(world.source / "easy/test-00001.parquet", rows(4, 500))
     world.publish()
     moved = world.run(task(), release="another")
-    assert isinstance(moved, StageResult), moved
     again = baseline(world, moved, checkpoint)
     assert again.key != scored.key
     assert again.metrics["items"] == 11

@@ -17,7 +17,7 @@ from llm_pipeline.hub.download import download_model
 from llm_pipeline.hub.source import SourceRefused
 from llm_pipeline.hub.sources import open_source
 
-from .conftest import LocalHub, safetensors_bytes
+from .conftest import LocalHub, content, expected
 
 STORE = store_settings(uri="file:///store")
 
@@ -33,14 +33,6 @@ def directory(local_hub: LocalHub, tmp_path: Path) -> DirectorySource:
     return DirectorySource(root)
 
 
-def content(directory: Path) -> dict[str, bytes]:
-    return {p.relative_to(directory).as_posix(): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
-
-
-def expected(local_hub: LocalHub) -> dict[str, bytes]:
-    return {name: data for name, data in local_hub.contents.items() if name != "README.md"}
-
-
 def test_a_directory_is_pinned_by_its_content(directory: DirectorySource, local_hub: LocalHub, tmp_path: Path) -> None:
     model = directory.resolve("demo/tiny", "main")
     assert model.license == "apache-2.0"
@@ -53,17 +45,6 @@ def test_a_directory_is_pinned_by_its_content(directory: DirectorySource, local_
     assert directory.resolve("demo/tiny", "main").commit != model.commit
     with pytest.raises(SourceRefused, match="no revisions"):
         directory.resolve("demo/tiny", "v2")
-
-
-def test_the_commit_of_a_directory_is_the_id_that_the_hub_s_tree_would_have(
-    directory: DirectorySource, local_hub: LocalHub
-) -> None:
-    (directory.root / "README.md").unlink()
-    published = local_hub.publish(README__md=None)
-    large = {"model.safetensors": safetensors_bytes(11_000_000)}
-    (directory.root / "model.safetensors").write_bytes(large["model.safetensors"])
-    published = local_hub.publish(README__md=None, model__safetensors=large["model.safetensors"])
-    assert directory.resolve("demo/tiny", "main").commit == published
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.reader import ModelDocuments, read_facts
 
 from .conftest import LocalHub
+from .safetensors_files import safetensors
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -36,17 +36,9 @@ SIZES = {
 TEMPLATE = b'{"chat_template": "{{ messages }}"}'
 
 
-def weights(tensors: dict[str, tuple[int, ...]], dtype: str = "F16") -> bytes:
+def weights(tensors: dict[str, tuple[int, ...]]) -> bytes:
     """A safetensors file of zeros."""
-    header, end = {}, 0
-    for name, shape in tensors.items():
-        size = 2
-        for number in shape:
-            size *= number
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [end, end + size]}
-        end += size
-    text = json.dumps(header).encode()
-    return struct.pack("<Q", len(text)) + text + bytes(end)
+    return safetensors({name: ("F16", shape, b"") for name, shape in tensors.items()})
 
 
 def llama(*, head: bool = True) -> dict[str, tuple[int, ...]]:

@@ -15,7 +15,7 @@ from llm_pipeline.hub.download import download_model
 from llm_pipeline.hub.s3_source import S3Source
 from llm_pipeline.hub.source import SourceRefused
 
-from .conftest import CONFIG, safetensors_bytes
+from .conftest import CONFIG, content, safetensors_bytes
 
 WEIGHTS = safetensors_bytes()
 FILES = {
@@ -48,10 +48,6 @@ class Prefix:
 @pytest.fixture
 def prefix(s3: Any) -> Prefix:
     return Prefix(s3)
-
-
-def content(directory: Path) -> dict[str, bytes]:
-    return {p.relative_to(directory).as_posix(): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
 
 
 def weights_of(model: PinnedModel) -> HubFile:

@@ -13,26 +13,10 @@ from hypothesis import strategies as st
 
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.config.release import Watch
-from llm_pipeline.config.store import store_settings
 from llm_pipeline.hub.access import Hub, HubRefused
 from llm_pipeline.hub.observe import Observer, head_commit, list_commit
-from llm_pipeline.hub.watch import (
-    DAY,
-    Head,
-    Outcome,
-    Reference,
-    Start,
-    Trouble,
-    WatchDecision,
-    WatchState,
-    decide,
-)
-from llm_pipeline.release.watch_record import (
-    Claim,
-    claim_commit,
-    read_claim,
-    read_claims,
-)
+from llm_pipeline.hub.watch import DAY, Head, Reference, Start, Trouble, WatchDecision, WatchState, decide
+from llm_pipeline.release.watch_record import Claim, claim_commit, read_claim, read_claims
 from llm_pipeline.store import ArtifactStore, open_store
 
 from .conftest import LocalHub
@@ -40,7 +24,7 @@ from .conftest import LocalHub
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
 WATCH = Watch(poll_minutes=5, quiet_minutes=10, rebuilds_per_day=2)
-A, B, C, D = ("a" * 40, "b" * 40, "c" * 40, "d" * 40)
+A, B, C = ("a" * 40, "b" * 40, "c" * 40)
 RELEASED = WatchState(reference=Reference(commit=A, content="old"), head=A, since=T0)
 
 
@@ -58,62 +42,71 @@ def started(commit: str = B, content: str = "new", minutes: float = 10) -> tuple
 
 def test_the_first_look_is_where_the_watch_starts_from_and_releases_nothing():
     state, decision = see(WatchState(), Head(A, content="old"))
-    assert (decision.outcome, decision.start) == (Outcome.BASELINE, None)
+    assert decision.start is None
     assert state.reference == Reference(commit=A, content="old")
     assert "trigger the DAG to release it" in decision.words
+    assert see(state, Head(A, content="old"), 5)[1].words == decision.words
 
 
 def test_a_state_that_was_made_from_earlier_claims_misses_no_commit_that_came_between():
     state = WatchState(reference=Reference(commit=A, content="old"))
     state, decision = see(state, Head(B, content="new"))
-    assert decision.outcome is Outcome.QUIET
+    assert "for further commits" in decision.words
     assert see(state, Head(B, content="new"), 10)[1].start is not None
 
 
 def test_a_new_commit_is_released_after_the_quiet_period_with_what_the_run_needs_to_know():
     before = see(pending(), Head(B, content="new"), 9.9)[1]
     state, decision = started()
-    assert (before.outcome, before.start) == (Outcome.QUIET, None)
+    assert before.start is None
     assert decision.start == Start(commit=B, content="new", revision="main", reason=decision.words, seen_at=T0)
     assert "config.json" in decision.words
     assert state.starts == (T0 + 10 * MINUTE,)
+    assert "cannot be listed" in see(pending(), Head(B, content="new"), 10)[1].words
 
 
 def test_a_commit_that_follows_begins_the_quiet_period_anew_and_only_the_last_one_is_released():
     state = see(pending(), Head(C, content="newer"), 9)[0]
-    assert see(state, Head(C, content="newer"), 18)[1].outcome is Outcome.QUIET
+    assert see(state, Head(C, content="newer"), 18)[1].start is None
     assert see(state, Head(C, content="newer"), 19)[1].start.commit == C
 
 
-def test_a_commit_of_other_files_starts_nothing_and_says_which_files_it_changed():
-    _, decision = see(RELEASED, Head(B, content="old", others=("README.md",)), 60)
-    assert (decision.outcome, decision.start) == (Outcome.NOT_COUNTED, None)
-    assert decision.words == f"{B[:12]} changes nothing that counts since {A[:12]}: README.md"
-
-
-def test_a_branch_that_is_forced_back_to_a_released_commit_starts_nothing_and_says_who_released_it():
-    state, decision = see(RELEASED, Head(B, content="older", claims={B: "run 7"}), 60)
-    assert (decision.outcome, decision.start) == (Outcome.NOTHING_NEW, None)
-    assert "was released by run run 7" in decision.words
-    assert see(state, Head(C, content="older"), 90)[1].outcome is Outcome.NOT_COUNTED
-
-
-def test_a_commit_that_cannot_be_released_starts_nothing_and_says_why():
-    _, decision = see(RELEASED, Head(B, unusable="the repository has no safetensors file"), 60)
-    assert (decision.outcome, decision.start) == (Outcome.UNUSABLE, None)
-    assert "no safetensors" in decision.words
+@pytest.mark.parametrize(
+    ("head", "words", "trouble"),
+    [
+        (
+            Head(B, content="old", others=("README.md",)),
+            f"{B[:12]} changes nothing that counts since {A[:12]}: README.md",
+            False,
+        ),
+        (
+            Head(B, content="older", claims={B: "run 7"}),
+            f"nothing new: {B[:12]} was released by run run 7",  # forced back to a released commit
+            False,
+        ),
+        (
+            Head(B, unusable="the repository has no safetensors file"),
+            f"{B[:12]} cannot be released: the repository has no safetensors file",
+            True,
+        ),
+    ],
+    ids=["other files", "forced back", "unusable"],
+)
+def test_a_commit_with_nothing_to_release_starts_nothing_and_says_why(head: Head, words: str, trouble: bool):
+    _, decision = see(RELEASED, head, 60)
+    assert (decision.words, decision.trouble, decision.start) == (words, trouble, None)
 
 
 def test_more_releases_than_a_day_may_have_wait_their_turn():
     state = pending().model_copy(update={"starts": (T0 - 20 * 60 * MINUTE, T0 - 60 * MINUTE)})
     waiting, decision = see(state, Head(B, content="new"), 10)
-    assert (decision.outcome, decision.start) == (Outcome.LIMITED, None)
+    assert decision.start is None
     assert "waits until 2026-01-01 04:00 UTC: 2 releases were started in 24 hours" in decision.words
     assert see(waiting, Head(B, content="new"), 239)[1].start is None
     assert see(waiting, Head(B, content="new"), 240)[1].start.commit == B
 
 
-def test_a_start_that_no_run_claims_is_made_again_with_more_and_more_patience():
+def test_a_start_that_no_run_claims_is_made_again_with_more_and_more_patience_unless_a_run_is_on_its_way():
     state, _ = started(minutes=10)
     times = []
     for minute in range(11, 200):
@@ -122,33 +115,22 @@ def test_a_start_that_no_run_claims_is_made_again_with_more_and_more_patience():
             times.append(minute)
             assert decision.start.commit == B
     assert times == [12, 16, 24, 40, 72, 132, 192]
-    assert "is the DAG paused?" in state.words or "has not begun" in state.words
+    assert "has not begun" in state.words
     assert len(state.starts) == 1
-
-
-def test_a_start_is_not_made_again_while_a_run_is_on_its_way():
-    state, _ = started()
     state, decision = see(state, Head(B, content="new", busy=True), 500)
-    assert (decision.outcome, decision.start) == (Outcome.STARTED, None)
-    assert see(state, Head(B, content="new"), 501)[1].start is not None
+    assert decision.start is None
+    assert "is the DAG paused?" in see(state, Head(B, content="new"), 501)[1].start.reason
 
 
-def test_what_could_not_be_compared_is_released_and_says_that_the_files_cannot_be_named():
-    assert "cannot be listed" in see(pending(), Head(B, content="new"), 10)[1].words
-
-
-def test_trouble_is_said_once_backs_off_and_is_forgotten_by_the_next_answer():
+def test_trouble_backs_off_as_the_hub_asks_and_is_forgotten_by_the_next_answer():
     state, waits = RELEASED, []
     for _ in range(6):
         state, decision = see(state, Trouble("503"))
         waits.append(decision.look_again_seconds / 60)
-        assert (decision.outcome, decision.words) == (Outcome.TROUBLE, "cannot look: 503")
+        assert (decision.trouble, decision.words) == (True, "cannot look: 503")
     assert waits == [5, 10, 20, 40, 60, 60]
     state, decision = see(state, Head(A, content="old"))
     assert (state.failures, decision.look_again_seconds) == (0, 300)
-
-
-def test_the_hub_s_retry_after_is_honoured():
     assert see(RELEASED, Trouble("429", retry_after_seconds=7200))[1].look_again_seconds == 7200
 
 
@@ -170,25 +152,20 @@ def test_an_observer_names_what_changed_by_whether_it_counts(local_hub: LocalHub
 
 def test_a_look_at_an_unchanged_branch_is_one_request(local_hub: LocalHub, hub: Hub):
     first = local_hub.publish()
-    observer = Observer(hub, "demo/tiny", "main")
     before = len(local_hub.faults.requests)
-    observer.head(Reference(commit=first, content="x"))
+    Observer(hub, "demo/tiny", "main").head(Reference(commit=first, content="x"))
     assert len(local_hub.faults.requests) == before + 1
 
 
 def test_a_reference_whose_commit_is_gone_is_compared_by_its_digest(local_hub: LocalHub, hub: Hub):
-    commit = local_hub.publish()
-    digest = list_commit(hub, "demo/tiny", commit).reference().content
-    observer = Observer(hub, "demo/tiny", "main")
-    gone = Reference(commit="f" * 40, content=digest)
-    head = observer.head(gone)
+    digest = list_commit(hub, "demo/tiny", local_hub.publish()).reference().content
+    head = Observer(hub, "demo/tiny", "main").head(Reference(commit="f" * 40, content=digest))
     assert (head.content, head.counted, head.others) == (digest, (), ())
 
 
 def test_a_commit_without_weights_is_unusable_not_trouble(local_hub: LocalHub, hub: Hub):
     local_hub.publish(model__safetensors=None)
-    head = Observer(hub, "demo/tiny", "main").head(None)
-    assert "no safetensors" in head.unusable
+    assert "no safetensors" in Observer(hub, "demo/tiny", "main").head(None).unusable
 
 
 def test_a_deleted_branch_is_refused_and_a_hub_that_is_down_is_transient(local_hub: LocalHub, hub: Hub):
@@ -271,14 +248,9 @@ def test_whatever_happens_no_commit_is_released_twice_no_day_has_too_many_and_no
     assert content == last or head in world.claims
 
 
-@pytest.fixture(params=["local", "s3"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> ArtifactStore:
-    if request.param == "local":
-        return open_store(f"file://{tmp_path}/store")
-    s3 = request.getfixturevalue("s3")
-    return open_store(
-        store_settings(uri=f"s3://{s3.bucket()}/here", endpoint=s3.endpoint, cache=str(tmp_path / "cache"))
-    )
+@pytest.fixture
+def store(tmp_path: Path) -> ArtifactStore:
+    return open_store(f"file://{tmp_path}/store")
 
 
 def claim(run: str, commit: str = A, minutes: float = 0) -> Claim:

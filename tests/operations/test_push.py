@@ -36,7 +36,6 @@ from llm_pipeline.hub.model_card import card_fields, inherited_fields
 from llm_pipeline.operations.push import NotPassed, Push, prepare, send
 from llm_pipeline.release.record import read_release_record, release_record_name
 from llm_pipeline.release_progress import ReleaseProgress
-from llm_pipeline.store import open_store
 from llm_pipeline.store.manifest import MANIFEST_FILE, SIGNATURE_FILE
 from llm_pipeline.store.place_state import WayBack, edit_place
 
@@ -268,15 +267,6 @@ def test_a_signed_checkpoint_takes_its_signature_along_and_an_outsider_can_check
     weights = back / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"!")
     assert subprocess.run(command, capture_output=True, check=False, timeout=120).returncode != 0
-
-
-def test_a_checkpoint_in_s3_is_pushed_the_same(s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
-    config = store_settings(uri=f"s3://{s3.bucket()}/kept", endpoint=s3.endpoint, cache=str(tmp_path / "cache"))
-    with serve_local_hub(tmp_path) as hub:
-        site = passed_release(tmp_path, hub, open_store(config))
-        assert send(site.deployment, site.prepare()).made
-        assert not send(site.deployment, site.prepare()).made
 
 
 def test_the_command_pushes_and_a_dry_run_only_shows(
