@@ -33,8 +33,8 @@ from llm_pipeline.release.execute import (
     trusted_stage_record,
 )
 from llm_pipeline.release.flow import release_flow, step_named
-from llm_pipeline.release.gpu_slots import gpu_indices, gpus_taken
-from llm_pipeline.release.record import ReleaseRecord, step_key, trusted_record
+from llm_pipeline.release.measured_cost import gpu_indices
+from llm_pipeline.release.record import ReleaseRecord, trusted_record
 from llm_pipeline.release.step import Environment, Scope
 from llm_pipeline.release.time_limit import time_limit
 from llm_pipeline.runners.runner import Placement
@@ -274,8 +274,7 @@ class ReleaseProgress:
             inputs=dict(inputs),
             store=self.deployment.store,
             work_root=self.deployment.work_root,
-            time_limit=time_limit(self.release, stage, self.record.planned_seconds.get(step_key(stage, subject))),
-            gpus=gpus_taken(self.deployment, self.record, stage, subject, self.chosen_variant(target_of(subject))),
+            time_limit=time_limit(self.release, stage),
             gpu_indices=gpu_indices(self.deployment, self.record, stage, subject),
         )
 

@@ -136,14 +136,10 @@ class WorkerGroup(ConfigModel):
         queue: The queue that only they listen to (`airflow celery worker --queues ...`); None for the default one.
         pool: The pool whose slots are the host's GPUs; None for the default one. It must exist
             (`airflow pools set ... --include-deferred`): Airflow never starts a task of a pool that does not.
-        gpus: The pool's slots. With it, each stage's own process holds its GPUs by locks below `work_root`, so that a
-            stage whose worker was lost shares them with no other, though Airflow gave its slots away. Say the same in
-            each group of a pool; None trusts the pool alone.
     """
 
     queue: AirflowName | None = None
     pool: AirflowName | None = None
-    gpus: Ranks | None = None
 
 
 class Workers(ConfigModel):

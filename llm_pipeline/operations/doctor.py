@@ -256,10 +256,6 @@ def _pools(deployment: Deployment, targets: Sequence[Target]) -> Iterator[Look]:
     for pool, slots in taken:
         if pool:
             needed[pool] = max(slots, needed.get(pool, 1))
-    counted: dict[str, set[int]] = {}  # several where the deployment contradicts itself
-    for group in (workers.quantization, *workers.targets.values()):
-        if group.pool and group.gpus is not None:
-            counted.setdefault(group.pool, set()).add(group.gpus)
     deferred = any(environment.is_deferrable() for environment in deployment.environments.values())
     try:
         there = airflow_pools() if needed else {}
@@ -269,16 +265,13 @@ def _pools(deployment: Deployment, targets: Sequence[Target]) -> Iterator[Look]:
         return
     for pool, slots in needed.items():
         fix = f'airflow pools set {pool} <GPUs> "<host>" --include-deferred'
-        found, said, trouble = there.get(pool), counted.get(pool), ""
+        found, trouble = there.get(pool), ""
         if found is None:
             trouble = "Airflow has no such pool: its tasks would never start"
         elif found.slots != _UNLIMITED and found.slots < slots:
             trouble = f"{found.slots} slots, and one task takes {slots}: it would never start"
         elif deferred and not found.counts_deferred:
             trouble = "it does not count deferred tasks: GPUs would be given away while their containers or pods run"
-        elif said and said != {found.slots}:
-            trouble = f"{found.slots} slots, and the deployment counts {' and '.join(map(str, sorted(said)))} GPUs"
-            fix = f"make `gpus` under `workers` and the pool agree: {fix}"
         detail = f"{found.slots} slots, a task takes {slots} at most" if found is not None else ""
         yield f"pool {pool}", _told(trouble or detail, ConfigError if trouble else None, fix)
     if deferred:

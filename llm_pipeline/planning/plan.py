@@ -9,7 +9,7 @@ is a warning in the plan. The store is asked for what earlier releases left in i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from math import ceil
 from pathlib import Path
@@ -19,17 +19,15 @@ from llm_pipeline.base.quantities import byte_size
 from llm_pipeline.catalog.tables import find_gpu
 from llm_pipeline.config.files import how_to_make_an_interpreter
 from llm_pipeline.config.overrides import Overrides
-from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.loadtest.duration import require_enough, sample_size
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning import host, release_checks
 from llm_pipeline.planning.memory import PLAIN, climbing_order, weight_bytes
 from llm_pipeline.planning.model import DiskPlan, Plan, expected_warnings, format_plan
-from llm_pipeline.planning.sources import BackgroundCall, Step, answer_of, ask_store, look_at_model
+from llm_pipeline.planning.sources import BackgroundCall, answer_of, ask_store, look_at_model
 from llm_pipeline.planning.stage_cost import (
     PlannedStage,
-    StepCost,
     check_budget,
     check_objective,
     check_prices,
@@ -48,13 +46,9 @@ from llm_pipeline.planning.task_pool import (
     task_pool,
 )
 from llm_pipeline.release.loading import LoadedRelease, load_release
-from llm_pipeline.release.time_limit import time_limit
 from llm_pipeline.serving.launch_plan import launch_mode
 
 __all__ = ["Plan", "format_plan", "plan_release"]
-
-_TIGHT = 0.5
-"""A prediction above this share of a time limit is worth a warning: predictions are off by a factor."""
 
 _BUCKET_SECONDS, _DIRECTORY_SECONDS = 1.2, 10.0
 """How long a store may take to answer: a bucket may be far away or unreachable, a directory answers at once."""
@@ -205,7 +199,6 @@ def plan_release(
             *release_checks.adapter_warnings(loaded),
             *release_checks.router_warnings(loaded),
             *_quantization_warnings(loaded, facts, here=here),
-            *time_warnings(release, costs),
             *lacking,
         ),
     )
@@ -310,16 +303,4 @@ def _environment_warnings(loaded: LoadedRelease) -> Iterator[str]:
             yield (
                 f"{target.name} is built in environment {target.environment} and served in {serves}: "
                 f"{engine.runtime} must be in both, or places.{place}.environment name the first one"
-            )
-
-
-def time_warnings(release: ResolvedRelease, costs: Mapping[Step, StepCost]) -> Iterator[str]:
-    """The steps whose expected time is near their time limit, or beyond it."""
-    for (stage, subject), cost in costs.items():
-        limit = time_limit(release, stage, cost.seconds)
-        if cost.seconds is not None and cost.seconds > _TIGHT * limit.longest_seconds:
-            hours, most = f"{cost.seconds / 3600:.2g}", f"{limit.longest_seconds / 3600:.2g}"
-            yield (
-                f"{stage} {subject}".strip() + f" is expected to take {hours} h and is stopped after {most} h: "
-                f"raise longest_stage_hours of policy {release.policy.name}"
             )

@@ -30,35 +30,17 @@ EnvironmentName = str
 
 
 class TimeLimit(Frozen):
-    """How long a stage may take, in seconds. One that says how far it is may take longer, as long as it gets on.
+    """How long a stage may take, in seconds.
 
     Attributes:
-        seconds: Until it ends, or first gets on.
-        stall_seconds: Until it gets on again.
+        seconds: Until it ends, or says that it gets on; and from then on again.
         longest_seconds: Altogether.
-        basis: What the first one was made of, for people.
         setting: Where they are changed, for people.
     """
 
     seconds: float = Field(default=24 * 3600.0, gt=0.0)
-    stall_seconds: float = Field(default=24 * 3600.0, gt=0.0)
     longest_seconds: float = Field(default=24 * 3600.0, gt=0.0)
-    basis: str = ""
     setting: str = "longest_stage_hours of the policy"
-
-
-class HostGpus(Frozen):
-    """What a stage takes of the GPUs of its host.
-
-    Attributes:
-        pool: The Airflow pool that stands for them.
-        there: GPUs of the pool.
-        taken: GPUs that the stage takes.
-    """
-
-    pool: str
-    there: int = Field(ge=1)
-    taken: int = Field(ge=1)
 
 
 class StageRequest(Frozen):
@@ -73,7 +55,6 @@ class StageRequest(Frozen):
         store: The artifact store; its URI is enough.
         work_root: Directory for private work; survives a crash, so that a stage can resume.
         time_limit: When the stage is stopped, wherever it runs.
-        gpus: The GPUs that its process holds while it runs; None for a stage without, or of an uncounted pool.
         gpu_indices: Those of its host that its process sees, where it computes on GPUs itself; None for all.
     """
 
@@ -85,7 +66,6 @@ class StageRequest(Frozen):
     store: Store
     work_root: str
     time_limit: TimeLimit = TimeLimit()
-    gpus: HostGpus | None = None
     gpu_indices: tuple[int, ...] | None = None
 
 

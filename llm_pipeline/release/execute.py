@@ -43,7 +43,6 @@ from llm_pipeline.release.contract import (
 )
 from llm_pipeline.release.evidence_text import log_table, measured_table
 from llm_pipeline.release.flow import FLOW, stage_names, step_named
-from llm_pipeline.release.gpu_slots import held
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.documents import understood
 from llm_pipeline.store.lease import lease_in_turn, lease_of
@@ -295,8 +294,7 @@ def _compute(
     inputs = {name: store.fetch(ref) for name, ref in request.inputs.items()}
     imports_done()  # garbage is collected as usual from here on
     context = StageContext(request=request, config=config, inputs=inputs, workdir=workdir, store=store, key=key)
-    with held(request.gpus, Path(request.work_root)):
-        output: StageOutput = stage.run(context)
+    output: StageOutput = stage.run(context)
     if output.artifacts and not stage.publishes:  # its records are not signed
         made = ", ".join(sorted(output.artifacts))
         raise InternalError(f"stage {stage.name} is declared to publish nothing, and made artifacts: {made}")

@@ -72,6 +72,18 @@ def busy_gpus(
     return "", 0
 
 
+def gpu_indices(deployment: Deployment, record: ReleaseRecord, stage: str, subject: str) -> tuple[int, ...] | None:
+    """The GPUs of its host that a stage's own process may use, where the deployment names them; None for all."""
+    step = step_named(stage)
+    if step is None or step.gpus is not Gpus.TAKEN:
+        return None
+    if step.machine is Machine.QUANTIZATION_HOST:
+        return deployment.quantization_host.gpus if deployment.quantization_host else None
+    place = deployment.places.get(record.place_of(subject))
+    staging = place.servers_here().get("staging") if place else None
+    return staging.gpus if staging else None
+
+
 def measured_cost(record: ReleaseRecord, result: StageResult, variants: Mapping[str, str]) -> MeasuredCost:
     """What a stage of a release took; a result that was reused cost its own release, not this one.
 

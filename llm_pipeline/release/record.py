@@ -19,11 +19,6 @@ from llm_pipeline.store.documents import Document, understood
 from llm_pipeline.store.signed_documents import refusal, require_signed
 
 
-def step_key(stage: str, subject: str) -> str:
-    """What a step is called among the planned times."""
-    return f"{stage} {subject}".rstrip()
-
-
 class ReleaseRecord(Frozen):
     """A release as resolved: nothing that happens outside can change it any more.
 
@@ -36,7 +31,6 @@ class ReleaseRecord(Frozen):
         ladders: Names of the recipes that are legal on each target, cheapest first.
         facts: What the model is.
         places: Names of the deployment's places, by the target that goes there; one that is missing has its own.
-        planned_seconds: What the plan expected of each step, by `step_key`; nothing of those that it knew nothing of.
         budget: What its last run may take by its plan before a person is asked.
         overrides: What the run that resolved it last has otherwise than the release config says.
         overridden_by: Who asked for that; empty for nobody.
@@ -53,7 +47,6 @@ class ReleaseRecord(Frozen):
     ladders: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     facts: ModelFacts | None = None
     places: dict[str, str] = Field(default_factory=dict)
-    planned_seconds: dict[str, float] = Field(default_factory=dict)
     budget: Budget = Budget()
     overrides: Overrides = Overrides()
     overridden_by: str = ""

@@ -3,7 +3,7 @@
 A stage that hangs (a driver, a network file system, a server that never answers) would hold its GPUs and its release
 for ever. Its process ends itself, so that the limit holds in every runner and without whoever started it. One that is
 stopped, or stuck where Python does not run, writes no more line: `runners/runners.py` ends it from outside.
-`time_limit` says how long a stage may take: by the plan and the policy, or more where its own settings need it.
+`time_limit` says how long a stage may take.
 """
 
 from __future__ import annotations
@@ -29,9 +29,6 @@ from llm_pipeline.release.step import Work
 GRACE_SECONDS = 120.0
 """How long a stage may take to end properly once its time is over."""
 
-_LOOKS = 4
-"""How often it is looked in the time that a stage may stand still: it does not tell when it begins to get on."""
-
 log = get_logger(__name__)
 
 
@@ -53,26 +50,20 @@ def ended_by(limit: TimeLimit, give_up: Callable[[StageOutOfTime], None]) -> Ite
     """
     ended, main, began = threading.Event(), threading.get_ident(), time.monotonic()
 
-    def progress() -> float | None:
-        latest = last_progress()
-        return latest if latest is not None and latest > began else None
-
     def seconds_left() -> float:
-        latest = progress()
-        over = began + limit.seconds if latest is None else latest + limit.stall_seconds
-        return min(over, began + limit.longest_seconds) - time.monotonic()
+        got_on = max(began, last_progress() or began)
+        return min(got_on + limit.seconds, began + limit.longest_seconds) - time.monotonic()
 
     def error() -> StageOutOfTime:
-        now, latest = time.monotonic(), progress()
-        return out_of_time(limit, ran=now - began, silent=None if latest is None else now - latest)
+        return out_of_time(limit, ran=time.monotonic() - began)
 
     def watch() -> None:
-        next_line = time.monotonic() + limit.seconds
+        next_line = began + limit.seconds
         while (left := seconds_left()) > 0:
-            if ended.wait(min(left, limit.stall_seconds / _LOOKS)):
+            if ended.wait(left):
                 return
             if time.monotonic() >= next_line and seconds_left() > 0:  # whoever watches from outside hears it
-                log.info("it takes longer than its time limit, and goes on for it makes progress", limit=limit.basis)
+                log.info("it takes long, and goes on for it makes progress")
                 next_line += limit.seconds
         signal.pthread_kill(main, signal.SIGALRM)
         if not ended.wait(GRACE_SECONDS):
@@ -93,62 +84,31 @@ def ended_by(limit: TimeLimit, give_up: Callable[[StageOutOfTime], None]) -> Ite
         signal.signal(signal.SIGALRM, before)
 
 
-def out_of_time(limit: TimeLimit, *, ran: float, silent: float | None) -> StageOutOfTime:
-    """The error of a stage whose time is over.
-
-    Args:
-        limit: Its limit.
-        ran: Seconds since its start.
-        silent: Seconds since it last got on; None if it never said so.
-    """
+def out_of_time(limit: TimeLimit, *, ran: float) -> StageOutOfTime:
+    """The error of a stage whose time is over, so many seconds after its start."""
+    what = f"{duration(limit.seconds)} without any progress"
     if ran >= limit.longest_seconds:
-        what = f"its time limit of {duration(limit.longest_seconds)}, the longest of any stage"
-    elif silent is None:
-        what = f"its time limit of {duration(limit.seconds)} ({limit.basis or 'the longest of any stage'})"
-    else:
-        what = f"its time limit of {duration(limit.stall_seconds)} without any progress"
+        what = f"{duration(limit.longest_seconds)}, the longest of any stage"
     return StageOutOfTime(
-        f"the stage was stopped after {what}",
+        f"the stage was stopped after its time limit of {what}",
         hint=f"look at the last lines of its log; raise {limit.setting} if it was still at work",
     )
 
 
 _HOUR = 3600.0
-_FACTOR = 4.0
-"""The limit of a stage, in times what the plan expects of it; it hangs if it does not get on for that part of it."""
-
-_LEAST_SECONDS = _HOUR / 2
-_UNPLANNED_SECONDS = 4 * _HOUR
-"""Of a stage of which the plan expects nothing."""
+_STANDSTILL = 4 * _HOUR
+"""A stage that makes no progress for so long hangs."""
 
 _LOAD_TEST_FACTOR = 5.0
 """Extensions, more rounds of the comparison and waits between windows, by the shortest session."""
 
 
-def time_limit(release: ResolvedRelease, stage: str, planned_seconds: float | None = None) -> TimeLimit:
-    """The time limit of one stage.
-
-    Args:
-        release: Its policy and settings.
-        stage: Name of the stage.
-        planned_seconds: What the plan expects of it for this subject; None where it expects nothing.
-    """
+def time_limit(release: ResolvedRelease, stage: str) -> TimeLimit:
+    """The time limit of one stage: by the policy, or more where its own settings need it."""
     most, own = _HOUR * release.policy.longest_stage_hours, _own_seconds(release, stage)
-    if planned_seconds is None:
-        seconds, basis = _UNPLANNED_SECONDS, "of a stage of which nothing is planned"
-    else:
-        seconds, basis = _FACTOR * planned_seconds, f"{_FACTOR:g} x the planned {duration(planned_seconds)}"
-    if seconds < _LEAST_SECONDS:
-        seconds, basis = _LEAST_SECONDS, "the shortest of any stage"
-    if seconds > most:
-        seconds, basis = most, "the longest of any stage"
-    if own > seconds:
-        seconds, basis = own, "by the stage's own settings"
     return TimeLimit(
-        seconds=seconds,
-        stall_seconds=min(seconds, max(_LEAST_SECONDS, seconds / _FACTOR, own)),
+        seconds=max(min(_STANDSTILL, most), own),
         longest_seconds=max(most, own),
-        basis=basis,
         setting=f"longest_stage_hours of policy {release.policy.name}",
     )
 

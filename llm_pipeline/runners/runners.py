@@ -98,7 +98,7 @@ class Watch:
         grace = 2 * time_limit.GRACE_SECONDS + (0.0 if self._started else self._job.start_seconds)
         if now - self._heard <= limit.seconds + grace and now - self._began <= limit.longest_seconds + grace:
             return
-        error = time_limit.out_of_time(limit, ran=now - self._began, silent=None)
+        error = time_limit.out_of_time(limit, ran=now - self._began)
         where = self._job.name or str(self._job.directory)
         log.error("the stage hangs, and does not end itself: stopping it", job=where)
         try:

@@ -29,7 +29,7 @@ from llm_pipeline.release.datasets import PROMPTS_DATASET, TASKS_DATASET, calibr
 from llm_pipeline.release.execute import outdate_summary, results_name
 from llm_pipeline.release.loading import LoadedRelease, load_release
 from llm_pipeline.release.newest import newest_of_config, note_release
-from llm_pipeline.release.record import ReleaseRecord, read_release_record, release_record_name, step_key
+from llm_pipeline.release.record import ReleaseRecord, read_release_record, release_record_name
 from llm_pipeline.stages.download import STAGE as DOWNLOAD
 from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.provenance import Provenance, here
@@ -125,11 +125,6 @@ def run(context: StageContext[ResolveConfig]) -> StageOutput:
         ladders=plan.ladders,
         facts=plan.facts,
         places=loaded.places,
-        planned_seconds={
-            step_key(step.stage, step.subject): step.cost.seconds
-            for step in plan.stages
-            if step.cost.seconds is not None
-        },
         budget=loaded.config.budget,
         overrides=loaded.overrides,
         overridden_by=context.config.overridden_by,

@@ -329,8 +329,8 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         allowed = job.time_limit
         if self.execution_timeout is not None and self.execution_timeout.total_seconds() < allowed.longest_seconds:
             seconds = self.execution_timeout.total_seconds()
-            allowed = TimeLimit(seconds=seconds, basis="execution_timeout", setting="execution_timeout of the task")
-        raise out_of_time(allowed, ran=allowed.seconds, silent=None) from error
+            allowed = TimeLimit(longest_seconds=seconds, setting="execution_timeout of the task")
+        raise out_of_time(allowed, ran=allowed.longest_seconds) from error
 
     def attend(self) -> None:
         """Called again and again while the stage runs."""

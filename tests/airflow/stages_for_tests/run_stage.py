@@ -130,7 +130,6 @@ def resolve(context: StageContext) -> StageOutput:
         model=PinnedModel(id=loaded.config.model.id, commit=COMMIT, files=(file,)),
         datasets={PROMPTS_DATASET: ref},
         ladders=dict.fromkeys((target.name for target in loaded.release.targets), climbing_order(loaded.release)),
-        planned_seconds=scripted(context.request).get("planned", {}),
         budget=loaded.config.budget,
         overrides=loaded.overrides,
         overridden_by=context.config.overridden_by,
