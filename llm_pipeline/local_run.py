@@ -23,7 +23,7 @@ from llm_pipeline.notifications.event import Event, Origin, answered, asked, fai
 from llm_pipeline.notifications.telling import keep_run, tell, tell_canary
 from llm_pipeline.operations.decisions import decide, put
 from llm_pipeline.operations.upkeep import replace_holders
-from llm_pipeline.planning.host import require_directories, require_routers
+from llm_pipeline.planning.host import check_directories, require_routers
 from llm_pipeline.planning.memory import climbing_order
 from llm_pipeline.questions import question_of, replaces_nothing
 from llm_pipeline.release.candidate import target_of
@@ -78,7 +78,7 @@ class LocalRun:
     ) -> None:
         self._approve, self._apart = approve, apart or {}
         self._loaded = loaded = load_release(path, overrides or Overrides())
-        require_directories(loaded)
+        check_directories(loaded)
         require_routers(loaded)
         self._deployment = loaded.deployment
         self._store = open_store(loaded.deployment.store)

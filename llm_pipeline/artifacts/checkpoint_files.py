@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from llm_pipeline.artifacts.model_rules import ADDITIONAL_TEMPLATES, GENERATION, read_model_rules
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.base.json_document import read_object
-from llm_pipeline.catalog.modelopt_recipes import MIXED
+from llm_pipeline.catalog.modelopt_formats import MIXED
 from llm_pipeline.model_facts.grouping import Packing
 from llm_pipeline.model_facts.words import ConfigWords
 

@@ -13,15 +13,13 @@ HEAD = "lm_head"
 
 
 def keeps_head(recipe: QuantizationRecipe, head: str = HEAD) -> bool:
-    """Whether a recipe leaves the output head as it is: searches and modelopt's own recipes always do.
+    """Whether a recipe leaves the output head as it is: searches always do.
 
     Args:
         recipe: The recipe.
         head: What the model calls it.
     """
-    if recipe.search is not None or recipe.modelopt_recipe is not None:
-        return True
-    return _is_named(HEAD, recipe.exclude) or _is_named(head, recipe.exclude)
+    return recipe.search is not None or _is_named(HEAD, recipe.exclude) or _is_named(head, recipe.exclude)
 
 
 def with_head_kept(recipe: QuantizationRecipe, model: Any) -> QuantizationRecipe:

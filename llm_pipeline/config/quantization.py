@@ -36,20 +36,20 @@ WeightFormat = Literal[
     "nvfp4_awq",
     "mxfp4",
     "auto",
-    "modelopt",
     "ready",
 ]
 """Names of weight (and activation) formats. `none` keeps the baseline's precision; `auto` is found layer by layer by
-AutoQuantize (section `search`); `modelopt` is one of modelopt's own recipe files (`modelopt_recipe`); `ready` is a
-checkpoint that somebody else quantized (`source`), in the format that its config.json names."""
+AutoQuantize (section `search`); `ready` is a checkpoint that somebody else quantized (`source`), in the format that its
+config.json names."""
 
-KvCacheFormat = Literal["none", "fp8", "int8", "nvfp4"]
-"""Format of the KV cache that the exported checkpoint asks for; `none` is the model's own precision."""
+KvCacheFormat = Literal["none", "fp8", "nvfp4"]
+"""Format of the KV cache that the exported checkpoint asks for; `none` is the model's own precision. modelopt writes no
+INT8 into a Hugging Face checkpoint."""
 
 CALIBRATED: frozenset[WeightFormat] = frozenset(
     {"fp8", "int8_smoothquant", "int4_awq", "w4a8_awq", "nvfp4", "nvfp4_awq", "auto"}
 )
-"""Formats whose scales depend on calibration data; recipes of modelopt's own may be given some."""
+"""Formats whose scales depend on calibration data."""
 
 WEIGHT_BITS: Mapping[WeightFormat, int | None] = {
     "none": None,
@@ -65,7 +65,6 @@ WEIGHT_BITS: Mapping[WeightFormat, int | None] = {
     "nvfp4_awq": 4,
     "mxfp4": 4,
     "auto": None,
-    "modelopt": None,
     "ready": None,
 }
 """Bits of a stored weight, without its scales; None where the format alone does not say."""
@@ -174,12 +173,8 @@ class QuantizationRecipe(ConfigModel):
         revision: Branch, tag or commit of `source`; each release pins it to a commit.
         group_size: Columns that share a scale, for INT4 formats; it has to divide the width of each layer, which 128
             often does not in small models.
-        kv_cache: The format of the KV cache that the exported checkpoint asks for; with `weights: modelopt`, `none`
-            leaves what that recipe says.
-        exclude: Module name patterns kept at the baseline's precision; with `weights: modelopt` none by default, as
-            that recipe has its own.
-        modelopt_recipe: For `weights: modelopt`: the name of a recipe file that modelopt brings, such as
-            `general/ptq/fp8_default-kv_fp8`.
+        kv_cache: The format of the KV cache that the exported checkpoint asks for.
+        exclude: Module name patterns kept at the baseline's precision.
         search: For `weights: auto`: what AutoQuantize may choose from.
         calibration: Required by formats with calibrated scales, refused by others.
         tensorrt_llm_checkpoint: Export a TensorRT-LLM checkpoint too, for the engine builder of 1.0 to 1.2.x.
@@ -194,11 +189,15 @@ class QuantizationRecipe(ConfigModel):
     group_size: Literal[32, 64, 128] = _MODELOPTS_GROUP
     kv_cache: KvCacheFormat = "none"
     exclude: Words = ("*lm_head*",)
-    modelopt_recipe: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_./-]+$", max_length=256)
     search: Search | None = None
     calibration: Calibration | None = None
     tensorrt_llm_checkpoint: bool = False
     tensorrt_llm_ranks: CheckpointRanks = CheckpointRanks()
+
+    @property
+    def formats(self) -> tuple[WeightFormat, ...]:
+        """The formats that a layer may get."""
+        return self.search.formats if self.search else (self.weights,)
 
     @property
     def file_name(self) -> str:
@@ -225,7 +224,7 @@ class QuantizationRecipe(ConfigModel):
     @model_validator(mode="before")
     @classmethod
     def _others_exclude_themselves(cls, given: Any) -> Any:
-        if isinstance(given, Mapping) and given.get("weights", "ready") in ("modelopt", "ready"):
+        if isinstance(given, Mapping) and given.get("weights", "ready") == "ready":
             return {"exclude": (), **given}
         return given
 
@@ -235,8 +234,6 @@ class QuantizationRecipe(ConfigModel):
             raise ValueError("weights: auto and a search section belong together")
         if self.group_size != _MODELOPTS_GROUP and self.weights not in BLOCKWISE:
             raise ValueError(f"group_size is for {', '.join(sorted(BLOCKWISE))}")
-        if (self.weights == "modelopt") != (self.modelopt_recipe is not None):
-            raise ValueError("weights: modelopt and modelopt_recipe belong together")
         if (self.weights == "ready") != (self.source is not None):
             raise ValueError("a recipe has either weights, for what is quantized here, or the source of a checkpoint")
         if self.source is None and self.revision != "main":
@@ -250,7 +247,7 @@ class QuantizationRecipe(ConfigModel):
         needed = self.weights in CALIBRATED or (self.kv_cache != "none" and self.weights != "ready")
         if needed and self.calibration is None:
             raise ValueError(f"weights: {self.weights} has calibrated scales: add a calibration section")
-        if not needed and self.calibration is not None and self.weights != "modelopt":
+        if not needed and self.calibration is not None:
             what = "source" if self.source else f"weights: {self.weights}"
             raise ValueError(f"{what} uses no calibration: remove the calibration section")
         if self.weights in ("none", "ready") and (self.kv_cache != "none" or self.tensorrt_llm_checkpoint):

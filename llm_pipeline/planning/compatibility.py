@@ -16,7 +16,7 @@ from functools import reduce
 from typing import Any, Literal, NamedTuple
 
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.catalog.modelopt_recipes import ALGORITHMS, MIXED, known_modelopt_recipe
+from llm_pipeline.catalog.modelopt_formats import ALGORITHMS, MIXED
 from llm_pipeline.catalog.runtime_versions import (
     release_numbers,
 )
@@ -65,7 +65,7 @@ VLLM_KV_FORMATS: tuple[KvCacheFormat, ...] = ("fp8", "none")
 `model_executor/layers/quantization/modelopt.py`."""
 
 
-_KV_BITS: Mapping[KvCacheFormat, int] = {"fp8": 8, "int8": 8, "nvfp4": 4, "none": 16}
+_KV_BITS: Mapping[KvCacheFormat, int] = {"fp8": 8, "nvfp4": 4, "none": 16}
 _MATRIX_ROWS: Mapping[WeightFormat, str] = {
     "fp8": "fp8",
     "fp8_per_channel_token": "fp8_rowwise",
@@ -79,22 +79,19 @@ _MATRIX_ROWS: Mapping[WeightFormat, str] = {
     "nvfp4_awq": "nvfp4",
     "mxfp4": "mxfp4",
 }
-_WEIGHT_ONLY_NAMES: Mapping[WeightFormat, str] = {"nvfp4": "W4A16_NVFP4"}
 
 
 class FormatRequest(NamedTuple):
-    """What a recipe asks for, whoever wrote it down: itself, its search, or a recipe file of modelopt's.
+    """What a recipe asks for.
 
     Attributes:
         weights: Formats that layers may get.
         kv_cache: Format of the KV cache.
-        weight_only: modelopt's recipe quantizes no activations.
         mixed: Layers may differ.
     """
 
     weights: tuple[WeightFormat, ...]
     kv_cache: KvCacheFormat
-    weight_only: bool = False
     mixed: bool = False
 
     @property
@@ -104,20 +101,10 @@ class FormatRequest(NamedTuple):
 
 
 def asked_by(recipe: QuantizationRecipe) -> FormatRequest:
-    """The formats of a recipe.
-
-    Raises:
-        ConfigError: It names a recipe of modelopt's that is unknown or cannot be used.
-    """
+    """The formats of a recipe."""
     if recipe.weights == "ready":
         return FormatRequest(("none",), "none")
-    if recipe.search:
-        return FormatRequest(recipe.search.formats, recipe.kv_cache, mixed=True)
-    if recipe.modelopt_recipe is None:
-        return FormatRequest((recipe.weights,), recipe.kv_cache)
-    known = known_modelopt_recipe(recipe.modelopt_recipe)
-    kv_cache = known.kv_cache if recipe.kv_cache == "none" else recipe.kv_cache
-    return FormatRequest(known.formats, kv_cache, known.weight_only, mixed=len(known.formats) > 1)
+    return FormatRequest(recipe.formats, recipe.kv_cache, mixed=recipe.search is not None)
 
 
 class Platform(NamedTuple):
@@ -149,17 +136,11 @@ class Support(NamedTuple):
 
 
 def weights_support(
-    platform: Platform,
-    weights: WeightFormat,
-    dtype: BaselinePrecision,
-    *,
-    weight_only: bool = False,
-    mixed: bool = False,
+    platform: Platform, weights: WeightFormat, dtype: BaselinePrecision, *, mixed: bool = False
 ) -> Support:
     """Kernels and readers for one format; `none` is the baseline's own precision."""
     row = _MATRIX_ROWS.get(weights, "fp16" if dtype == "float16" else "bf16")
-    names = [_WEIGHT_ONLY_NAMES.get(weights) if weight_only else None, ALGORITHMS.get(weights)]
-    read = [_read(platform, weights, name) for name in (next(filter(None, names), None), MIXED if mixed else None)]
+    read = [_read(platform, weights, name) for name in (ALGORITHMS.get(weights), MIXED if mixed else None)]
     listed = Support("yes", "") if weights == "none" else _listed(platform, row, f"{weights} weights")
     return reduce(worse, (*read, listed), _hardware(platform, row, weights))
 
@@ -304,7 +285,7 @@ def judge_compatibility(
     """Whether a recipe is legal on a target; see `FormatQuestion` for the arguments.
 
     Raises:
-        ConfigError: The target's accelerator is not in the GPU catalog, or modelopt has no such recipe.
+        ConfigError: The target's accelerator is not in the GPU catalog.
     """
     engine = engine_adapter(target.engine)
     if engine.judge is not None:

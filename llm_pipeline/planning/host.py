@@ -1,4 +1,4 @@
-"""Whether this machine has what a deployment needs: disk, interpreters, ports, credentials, memory, directories.
+"""Whether this machine has what a deployment needs: disk, interpreters, routers, ports, memory, directories.
 
 What lies in directories is found by its path: the retention removes from below `work_root` what nobody uses, the store
 lists all that is below it, and two deployments with one `state_root` take each other's servers for their own.
@@ -11,11 +11,10 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from llm_pipeline.base import detached
 from llm_pipeline.base.adapters import adapter
@@ -32,7 +31,6 @@ from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.references import all_pointers
 
 _REQUIRED: tuple[EnvironmentName, ...] = ("control", "model")
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def total_memory_bytes() -> int:
@@ -148,32 +146,6 @@ def _model_packages(deployment: Deployment) -> Path | None:
     return next(Path(python).parent.parent.glob("lib/python*/site-packages"), None)
 
 
-def missing_credentials(deployment: Deployment, source: str) -> tuple[str, ...]:
-    """Environment variables that hold credentials and are not set.
-
-    A hub on loopback needs none, and neither does a model that comes from elsewhere.
-    """
-    if source != "hub":
-        return ()
-    host = urlsplit(deployment.hub.endpoint or "").hostname
-    variable = deployment.hub.token_variable
-    if host in _LOOPBACK or os.environ.get(variable):
-        return ()
-    return (f"{variable} is not set: models that need an accepted licence cannot be downloaded",)
-
-
-def missing_signing_keys(deployment: Deployment) -> tuple[str, ...]:
-    """What signing needs and is not here, one line each: key files and the password's variable."""
-    signing = deployment.store.signing
-    if signing is None:
-        return ()
-    keys = [("private_key", signing.private_key), *(("public_keys", key) for key in signing.public_keys)]
-    found = [f"store.signing.{name}: there is no file {key}" for name, key in keys if key and not Path(key).is_file()]
-    if signing.password_variable and not os.environ.get(signing.password_variable):
-        found.append(f"{signing.password_variable} is not set: the private key that signs cannot be opened")
-    return tuple(found)
-
-
 def busy_ports(deployment: Deployment, places: tuple[str, ...]) -> tuple[str, ...]:
     """Ports of these places that something else listens on, one line each; our own servers are fine."""
     found = []
@@ -196,10 +168,6 @@ def busy_ports(deployment: Deployment, places: tuple[str, ...]) -> tuple[str, ..
     return tuple(found)
 
 
-UNBLOCK = "move it away, or name other places in the deployment file"
-"""What to do about a directory that something is in the way of."""
-
-
 class ForeignServer(ConfigError):
     """A server of another deployment runs at a place of this one."""
 
@@ -210,7 +178,11 @@ def check_directories(loaded: LoadedRelease) -> None:
     Raises:
         ConfigError: Naming every such pair.
     """
-    resolved = {name: Path(os.path.realpath(path)) for name, path in _directories(loaded.deployment).items()}
+    deployment = loaded.deployment
+    named = {"work_root": Path(deployment.work_root), "state_root": Path(deployment.state_root)}
+    if deployment.store.directory is not None:
+        named = {"store": deployment.store.directory, **named}
+    resolved = {name: Path(os.path.realpath(path)) for name, path in named.items()}
     configs = Path(os.path.realpath(loaded.configs_root))
     problems: list[str] = []
     around = [f"{name} {path} holds the configs" for name, path in resolved.items() if configs.is_relative_to(path)]
@@ -223,32 +195,9 @@ def check_directories(loaded: LoadedRelease) -> None:
             problems.append(f"{second} {other} lies in {first} {one}")
     refuse(
         [*problems, *around],
-        where=f"{loaded.path}: deployment {loaded.deployment.name}",
+        where=f"{loaded.path}: deployment {deployment.name}",
         hint="give each of them a directory of its own, beside the others",
     )
-
-
-def blocked_directories(deployment: Deployment) -> tuple[str, ...]:
-    """The directories that cannot be made on this machine, and what is in their way."""
-    found = []
-    for name, path in _directories(deployment).items():
-        nearest = next(one for one in (path, *path.parents) if os.path.lexists(one))
-        if not nearest.is_dir():  # who may make it is not asked
-            dangling = nearest.is_symlink() and not nearest.exists()
-            obstacle = f"the link {nearest} leads nowhere" if dangling else f"{nearest} is a file"
-            found.append(f"{name} {path} cannot be a directory: {obstacle}")
-    return tuple(found)
-
-
-def require_directories(loaded: LoadedRelease) -> None:
-    """What a run on this machine needs of the directories, before it writes a byte.
-
-    Raises:
-        ConfigError: They clash, or cannot be made.
-    """
-    check_directories(loaded)
-    where = f"{loaded.path}: deployment {loaded.deployment.name}"
-    refuse(blocked_directories(loaded.deployment), where=where, hint=UNBLOCK)
 
 
 def refuse_foreign_servers(store: ArtifactStore, deployment: Deployment, place: str) -> None:
@@ -273,8 +222,3 @@ def refuse_foreign_servers(store: ArtifactStore, deployment: Deployment, place: 
                 where=str(state),
                 hint="give this deployment a state_root and ports of its own, or stop that server where it belongs",
             )
-
-
-def _directories(deployment: Deployment) -> Mapping[str, Path]:
-    named = {"work_root": Path(deployment.work_root), "state_root": Path(deployment.state_root)}
-    return named if deployment.store.directory is None else {"store": deployment.store.directory, **named}

@@ -24,7 +24,6 @@ from math import ceil
 from typing import NamedTuple
 
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.catalog.modelopt_recipes import known_modelopt_recipe
 from llm_pipeline.catalog.output_head import keeps_head
 from llm_pipeline.config.quantization import BLOCKWISE, WEIGHT_BITS, KvCacheFormat, QuantizationRecipe, WeightFormat
 from llm_pipeline.config.release import ResolvedRelease
@@ -64,13 +63,7 @@ def format_bits(weights: WeightFormat) -> float:
 
 
 def bits_per_weight(recipe: QuantizationRecipe) -> float:
-    """Mean bits of a stored weight, without its scales, as far as the recipe alone says.
-
-    Raises:
-        ConfigError: The recipe names one of modelopt's that is unknown or cannot be used.
-    """
-    if recipe.modelopt_recipe is not None:
-        return float(known_modelopt_recipe(recipe.modelopt_recipe).bits)
+    """Mean bits of a stored weight, without its scales, as far as the recipe alone says."""
     return recipe.search.effective_bits[0] if recipe.search else format_bits(recipe.weights)
 
 
@@ -89,16 +82,7 @@ def stored_bytes(parameters: int, shares: Sequence[Share]) -> int:
 
 
 def mixture(facts: ModelFacts, recipe: QuantizationRecipe) -> tuple[Share, ...]:
-    """Formats of the weights that the recipe may quantize.
-
-    modelopt's own recipes that mix formats, or leave layers as they are, count as unquantized, which they never exceed.
-
-    Raises:
-        ConfigError: The recipe names one of modelopt's that is unknown or cannot be used.
-    """
-    if recipe.modelopt_recipe is not None:
-        known = known_modelopt_recipe(recipe.modelopt_recipe)
-        return (Share(known.formats[0] if known.whole_model and len(known.formats) == 1 else "none", 1.0),)
+    """Formats of the weights that the recipe may quantize."""
     if recipe.search is None:
         return (Share(recipe.weights, 1.0, recipe.group_size),)
     quantized, kept = _searched_parameters(facts, recipe)
@@ -118,7 +102,7 @@ def mixture(facts: ModelFacts, recipe: QuantizationRecipe) -> tuple[Share, ...]:
 def least_effective_bits(facts: ModelFacts, recipe: QuantizationRecipe) -> float:
     """The fewest mean bits that a recipe's search can reach on a model."""
     quantized, kept = _searched_parameters(facts, recipe)
-    least = min(searched_bits(name) for name in (recipe.search.formats if recipe.search else (recipe.weights,)))
+    least = min(searched_bits(name) for name in recipe.formats)
     return (quantized * least + kept * _UNQUANTIZED_BITS) / (quantized + kept)
 
 
@@ -140,18 +124,9 @@ def quantizes_experts(facts: ModelFacts, recipe: QuantizationRecipe) -> bool:
 
 
 @cache
-def layer_parameters(facts: ModelFacts, exclude: tuple[str, ...], *, active: bool = False) -> tuple[int, int]:
-    """Parameters of the linear modules inside the layers: those that may be quantized, and those that are kept.
-
-    Args:
-        facts: The model.
-        exclude: Patterns of modules that are kept.
-        active: Count only the experts that one token passes.
-    """
-    counted = [
-        (is_excluded(name, exclude), group.active_parameters if active else group.parameters)
-        for name, group in facts.linears()
-    ]
+def layer_parameters(facts: ModelFacts, exclude: tuple[str, ...]) -> tuple[int, int]:
+    """Parameters of the linear modules inside the layers: those that may be quantized, and those that are kept."""
+    counted = [(is_excluded(name, exclude), group.parameters) for name, group in facts.linears()]
     return sum(size for kept, size in counted if not kept), sum(size for kept, size in counted if kept)
 
 
@@ -166,7 +141,7 @@ def _searched_parameters(facts: ModelFacts, recipe: QuantizationRecipe) -> tuple
     return layers[0] + head[0], layers[1] + head[1]
 
 
-_KV_BYTES: dict[KvCacheFormat, float] = {"fp8": 1.0, "int8": 1.0, "nvfp4": 0.5 + 1 / 16}
+_KV_BYTES: dict[KvCacheFormat, float] = {"fp8": 1.0, "nvfp4": 0.5 + 1 / 16}
 """Bytes of one element of a quantized KV cache, the scale of a block of 16 included."""
 
 
@@ -232,11 +207,6 @@ def weight_bytes(facts: ModelFacts, recipe: QuantizationRecipe) -> int:
     layers, head = _linear_bytes(facts, recipe, HALF_PRECISION)
     edges = (facts.embedding_parameters + facts.other_parameters) * HALF_PRECISION
     return layers + edges + (0 if facts.tied_embeddings else head)
-
-
-def kv_bytes_per_token(facts: ModelFacts, element_bytes: float = HALF_PRECISION) -> int:
-    """KV cache of one token over all layers and heads, in bytes."""
-    return ceil(facts.kv_elements_per_token * element_bytes)
 
 
 def kv_element_bytes(recipe: QuantizationRecipe, unquantized_bytes: int = HALF_PRECISION) -> float:
@@ -346,9 +316,6 @@ def climbing_order(release: ResolvedRelease, facts: ModelFacts | None = None) ->
 
     Equally small ones stay as the config has them. Without facts, by the sizes that the release config states, if it
     does, or else by the bits of a weight: a DAG is drawn before anything is read.
-
-    Raises:
-        ConfigError: A recipe of modelopt's is unknown.
     """
     known = facts or stated_facts(release.model.sizes)
     sizes = {

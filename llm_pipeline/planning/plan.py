@@ -139,18 +139,15 @@ def plan_release(
     obstacles = {
         how_to_make_an_interpreter(): host.missing_interpreters(deployment),
         "a release ends at its canary without one": host.missing_routers(deployment, loaded.places.values()),
-        host.UNBLOCK: host.blocked_directories(deployment),
         "free disk space, or name other places in the deployment file": disk.problems() if disk else (),
     }
     here = all(target.accelerator == "cpu" for target in release.targets)
     if here:
         for hint, found in obstacles.items():
             refuse(found, where=f"deployment {deployment.name}", hint=hint)
-    lacking = [*host.missing_credentials(deployment, release.model.source), *host.missing_signing_keys(deployment)]
-    if here:
-        lacking += host.busy_ports(deployment, tuple(loaded.places.values()))
+        lacking = host.busy_ports(deployment, tuple(loaded.places.values()))
     else:  # it stops nothing: the stages run elsewhere
-        lacking += [f"on this machine, {obstacle}" for found in obstacles.values() for obstacle in found]
+        lacking = tuple(f"on this machine, {obstacle}" for found in obstacles.values() for obstacle in found)
     order, steps = climbing_order(release, facts), tuple(planned_steps(release, facts))
     legal = {target.name: {recipe.recipe for recipe in target.recipes if recipe.legal} for target in targets}
     ladders = {name: tuple(recipe for recipe in order if recipe in recipes) for name, recipes in legal.items()}

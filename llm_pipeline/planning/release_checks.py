@@ -12,7 +12,6 @@ from pathlib import Path
 
 from llm_pipeline.artifacts.model_rules import DEFAULT_TEMPLATE
 from llm_pipeline.base.errors import ConfigError, Unsupported, refuse
-from llm_pipeline.catalog.modelopt_recipes import formats_of, known_modelopt_recipe
 from llm_pipeline.catalog.tables import modelopt_algorithms
 from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.policy import CanaryPolicy
@@ -47,17 +46,13 @@ def check_recipes(loaded: LoadedRelease, facts: ModelFacts | None) -> None:
 
 def _check_blocks(recipe: QuantizationRecipe, facts: ModelFacts) -> None:
     """Refuse INT4 of layers that its blocks do not divide: modelopt calibrates them, and then cannot export them."""
-    formats = formats_of(recipe)
-    if recipe.modelopt_recipe:  # which layers modelopt's own recipes mix is not known
-        whole = known_modelopt_recipe(recipe.modelopt_recipe).whole_model
-        formats = formats if whole and formats <= BLOCKWISE else frozenset()
-    if not formats & BLOCKWISE:
+    if BLOCKWISE.isdisjoint(recipe.formats):
         return
     layers = {name: group.columns for name, group in facts.linears() if not is_excluded(name, recipe.exclude)}
     group = recipe.group_size
     if partial := {name: columns for name, columns in layers.items() if columns % group}:
         name = min(partial)
-        own = recipe.weights in BLOCKWISE  # a search and modelopt's own recipes have modelopt's groups
+        own = recipe.weights in BLOCKWISE  # a search has modelopt's groups
         fitting = [size for size in (64, 32) if own and not any(columns % size for columns in layers.values())]
         smaller = f"group_size: {fitting[0]}, or " if fitting else ""
         raise Unsupported(
@@ -93,8 +88,6 @@ def recipe_warnings(loaded: LoadedRelease) -> Iterator[str]:
     for recipe in loaded.release.recipes:
         if recipe.tensorrt_llm_checkpoint and not compiles:
             yield f"{recipe.name}: tensorrt_llm_checkpoint is read by engine tensorrt_llm_engine, which no target has"
-        if recipe.modelopt_recipe and (made_for := known_modelopt_recipe(recipe.modelopt_recipe).made_for):
-            yield f"{recipe.name}: modelopt wrote {recipe.modelopt_recipe} for {made_for}, not for every model"
 
 
 _EXPERTS = "*experts*"
@@ -222,7 +215,7 @@ def recipe_problems(recipe: QuantizationRecipe, facts: ModelFacts) -> Iterator[s
     if (seen := _NOT_EXPORTED.get(facts.model_type)) is not None:
         yield f"modelopt {seen} -> recipe none"
     experts = any(".experts." in group.name for group in facts.matrices)
-    if experts and not BLOCKWISE.isdisjoint(asked_by(recipe).weights):
+    if experts and not BLOCKWISE.isdisjoint(recipe.formats):
         yield f"modelopt's export of INT4 fails on mixtures of experts ({_SEEN_WITH}) -> weights of 8 bits"
     if recipe.calibration and recipe.calibration.chat_template and facts.chat_templates == ():
         yield (

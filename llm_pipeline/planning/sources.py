@@ -228,15 +228,7 @@ def look_at_model(
         return ModelLook(facts, (f"the model is judged by {BY_HAND.origin}, not by its own files: {error.message}",))
     require_loader(loaded, documents)
     ready = {name: _facts(one, sources[name], where) for name, one in others.items()}
-    facts = _facts(documents, asked, where).model_copy(update={"ready": ready})
-    nested = documents.config.get("text_config")
-    config = nested if isinstance(nested, dict) else documents.config
-    contradictions = [
-        f"model.sizes.{name} is {value}, but the model's config.json says {config[name]}, which is used"
-        for name, value in (asked.sizes or {}).items()
-        if config.get(name, value) != value
-    ]
-    return ModelLook(facts, tuple(contradictions))
+    return ModelLook(_facts(documents, asked, where).model_copy(update={"ready": ready}))
 
 
 def _look(loaded: LoadedRelease, asked: ModelSource, revision: str) -> ModelDocuments:

@@ -12,8 +12,7 @@ Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import ceil
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from llm_pipeline.catalog.tables import Gpu, find_gpu
 from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
@@ -21,24 +20,13 @@ from llm_pipeline.config.target import Parallelism, Target
 from llm_pipeline.config.workload import Workload
 from llm_pipeline.loadtest.physics import PhysicalLimits
 from llm_pipeline.model_facts.facts import ModelFacts
-from llm_pipeline.planning.memory import (
-    HALF_PRECISION,
-    Share,
-    head_parameters,
-    kv_element_bytes,
-    layer_parameters,
-    mixture,
-    stored_as_it_is,
-    stored_bytes,
-)
+from llm_pipeline.planning.memory import HALF_PRECISION, kv_element_bytes, stored_as_it_is, weight_bytes
 
 REACHED = 0.5
 """Share of the bound that is expected of a full batch, served or scored; a step's measured time replaces what follows.
 Llama-3-8B shapes passed over 34,000 tokens a second on one H200, which is 0.55 of it."""
 
-Unit = Literal["bf16", "fp8", "int8", "fp4"]
-
-UNITS: Mapping[WeightFormat, Unit] = {
+_UNITS: Mapping[WeightFormat, str] = {
     "fp8": "fp8",
     "fp8_per_channel_token": "fp8",
     "fp8_block": "fp8",
@@ -134,43 +122,26 @@ def most_tokens_per_second(engine: RooflineEngine, requests: int, tokens: Tokens
 
 def _weights_read(engine: RooflineEngine) -> int:
     """Of a mixture, the experts of one token: however many tokens there are, all may choose the same."""
-    facts, recipe = engine.facts, engine.recipe
-    if stored := stored_as_it_is(facts, recipe):
-        unread = stored.other_parameters + (0 if stored.tied_embeddings else stored.embedding_parameters)
-        read = max(0, stored.stored_bytes - HALF_PRECISION * unread)
-        return int(read * stored.active_parameters / stored.parameters)
-    shares = mixture(facts, recipe)
-    matrices = (layer_parameters(facts, recipe.exclude, active=True), head_parameters(facts, recipe))
-    return sum(
-        stored_bytes(quantized, shares) + stored_bytes(kept, (Share("none", 1.0),)) for quantized, kept in matrices
-    )
+    facts = stored_as_it_is(engine.facts, engine.recipe) or engine.facts
+    unread = facts.other_parameters + (0 if facts.tied_embeddings else facts.embedding_parameters)
+    read = max(0, weight_bytes(engine.facts, engine.recipe) - HALF_PRECISION * unread)
+    return int(read * (facts.active_parameters - unread) / (facts.parameters - unread))
 
 
 def _multiplying_seconds(engine: RooflineEngine, *, head: bool) -> float:
-    """One token through all layers, and the head if it is wanted, with all ranks at work."""
-    facts, gpu, ranks = engine.facts, engine.gpu, engine.parallelism.world_size
-    if stored_as_it_is(facts, engine.recipe):  # at the GPU's fastest: which cores engines use is theirs
-        outside = facts.embedding_parameters + facts.head_parameters + facts.other_parameters
-        multiplied = facts.active_parameters - outside
-        if head:
-            multiplied += facts.head_parameters or facts.embedding_parameters
-        fastest = max(_peak(gpu, weights) for weights in ("none", "fp8", "int8_smoothquant", "nvfp4"))
-        return 2 * multiplied / fastest / ranks
-    matrices = [layer_parameters(facts, engine.recipe.exclude, active=True)]
+    """One token through all layers, and the head if it is wanted, on the fastest cores, with all ranks at work."""
+    facts, recipe, gpu = engine.facts, engine.recipe, engine.gpu
+    multiplied = facts.active_parameters - facts.embedding_parameters - facts.head_parameters - facts.other_parameters
     if head:
-        matrices.append(head_parameters(facts, engine.recipe))
-    shares = mixture(facts, engine.recipe)
-    seconds = 0.0
-    for quantized, kept in matrices:
-        seconds += 2 * kept / _peak(gpu, "none")
-        seconds += sum(2 * ceil(quantized * share.fraction) / _peak(gpu, share.weights) for share in shares)
-    return seconds / ranks
+        multiplied += facts.head_parameters or facts.embedding_parameters
+    formats = _UNITS if stored_as_it_is(facts, recipe) else recipe.formats  # which cores engines use is theirs
+    fastest = max(_peak(gpu, weights) for weights in ("none", *formats))
+    return 2 * multiplied / fastest / engine.parallelism.world_size
 
 
 def _peak(gpu: Gpu, weights: WeightFormat) -> float:
     """Operations a second of the tensor cores that multiply a format; without such cores, of the 16-bit ones."""
-    unit: Unit = UNITS.get(weights, "bf16")
-    plain = gpu.dense_tflops["bf16"] or 0.0
+    unit, plain = _UNITS.get(weights, "bf16"), gpu.dense_tflops["bf16"] or 0.0
     if unit == "int8":
         return (gpu.int8_tops_dense or gpu.dense_tflops.get("fp8") or _FP8_BY_BF16 * plain) * 1e12
     return (gpu.dense_tflops.get(unit) or plain) * 1e12

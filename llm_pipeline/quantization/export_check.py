@@ -19,7 +19,7 @@ from llm_pipeline.artifacts.checkpoint_files import QUANTIZATION_FILE, read_json
 from llm_pipeline.artifacts.model_rules import TOKENIZER
 from llm_pipeline.artifacts.quantized_checkpoint import Checkpoint
 from llm_pipeline.base.errors import IntegrityError
-from llm_pipeline.catalog.modelopt_recipes import ALGORITHMS
+from llm_pipeline.catalog.modelopt_formats import ALGORITHMS
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.quantization.device_memory import placement_here, release_cached
 from llm_pipeline.quantization.readback import load_model, probe
@@ -105,13 +105,12 @@ def _check_formats(checkpoint: Checkpoint, recipe: QuantizationRecipe, export: P
     if not checkpoint.layers:
         raise IntegrityError("no layer is quantized", where=where)
     found = {metadata.scheme(name).algorithm for name in checkpoint.layers}
-    if recipe.modelopt_recipe is None:
-        allowed = {ALGORITHMS[kind] for kind in (recipe.search.formats if recipe.search else (recipe.weights,))}
-        if not found <= allowed:
-            raise IntegrityError(f"layers are {', '.join(found)}, not {', '.join(allowed)}", where=where)
-        wanted = None if recipe.kv_cache == "none" else recipe.kv_cache.upper()
-        if metadata.kv_cache != wanted:
-            raise IntegrityError(f"the KV cache is {metadata.kv_cache}, the recipe says {wanted}", where=where)
+    allowed = {ALGORITHMS[kind] for kind in recipe.formats}
+    if not found <= allowed:
+        raise IntegrityError(f"layers are {', '.join(found)}, not {', '.join(allowed)}", where=where)
+    wanted = None if recipe.kv_cache == "none" else recipe.kv_cache.upper()
+    if metadata.kv_cache != wanted:
+        raise IntegrityError(f"the KV cache is {metadata.kv_cache}, the recipe says {wanted}", where=where)
     for name in checkpoint.layers:
         if any(fnmatchcase(name, pattern) for pattern in (*recipe.exclude, *metadata.excluded)):
             raise IntegrityError(f"{name} is quantized, and excluded", where=where)

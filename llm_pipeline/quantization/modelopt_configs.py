@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llm_pipeline.base.errors import Unsupported
-from llm_pipeline.catalog.modelopt_recipes import formats_of, known_modelopt_recipe
 from llm_pipeline.config.quantization import BLOCKWISE, NEEDS_CUDA, KvCacheFormat, QuantizationRecipe, WeightFormat
 
 _MODELOPT_NAMES: Mapping[WeightFormat, str] = {
@@ -34,9 +31,8 @@ def refuse_unsupported(recipe: QuantizationRecipe, device: str) -> None:
 
     Raises:
         Unsupported: A format of the recipe quantizes on CUDA only.
-        ConfigError: It names a recipe of modelopt's that is unknown or cannot be used.
     """
-    cuda = sorted(formats_of(recipe) & NEEDS_CUDA)
+    cuda = sorted(NEEDS_CUDA.intersection(recipe.formats))
     if cuda and not device.startswith("cuda"):
         raise Unsupported(
             f"{', '.join(cuda)} can be quantized on an NVIDIA GPU only, this stage runs on {device}",
@@ -50,9 +46,8 @@ def modelopt_config(recipe: QuantizationRecipe) -> dict[str, Any]:
 
     Raises:
         ValueError: The recipe keeps the baseline's precision or is a search: there is no one configuration.
-        ConfigError: It names a recipe of modelopt's that is unknown or cannot be used.
     """
-    config = _of_modelopt(recipe.modelopt_recipe) if recipe.modelopt_recipe else _of_format(recipe.weights)
+    config = _of_format(recipe.weights)
     if recipe.weights in BLOCKWISE:
         _regroup(config["quant_cfg"], recipe.group_size)
     return _complete(config, recipe)
@@ -108,24 +103,6 @@ def _regroup(entries: Sequence[dict[str, Any]], columns: int) -> None:
         for quantizer in [given] if isinstance(given, dict) else given:
             if "block_sizes" in quantizer:
                 quantizer["block_sizes"][-1] = columns
-
-
-def _of_modelopt(name: str) -> dict[str, Any]:
-    known_modelopt_recipe(name)
-    config: dict[str, Any] = load_modelopt_recipe(name)
-    if isinstance(config["algorithm"], dict) and isinstance(config["algorithm"].get("layerwise"), dict):
-        # A directory relative to wherever the process runs; a later run with other data would resume from it.
-        config["algorithm"]["layerwise"].pop("checkpoint_dir", None)
-    return config
-
-
-def load_modelopt_recipe(name: str) -> Any:
-    """The configuration in a recipe file, with all that it imports: an `mtq.quantize` configuration."""
-    from modelopt.recipe import load_recipe
-
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints which file it reads
-        recipe: Any = load_recipe(name)
-    return recipe.quantize.model_dump(exclude_unset=True)
 
 
 def _complete(config: dict[str, Any], recipe: QuantizationRecipe) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.plain_files import DATA_FILE_BYTES, problem_of_plain_file
-from llm_pipeline.catalog.modelopt_recipes import check_kv_cache, check_modelopt_recipe
 from llm_pipeline.catalog.named_sets import named_set
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.files import data_root, named_file, names_in
@@ -124,10 +123,6 @@ def _named(config_path: Path, folder: str, name: str, key: str) -> Path:
 
 def _check_recipe(root: Path, path: Path, recipe: QuantizationRecipe) -> None:
     calibration = recipe.calibration
-    with errors_at(path, ("modelopt_recipe",)):
-        check_modelopt_recipe(recipe)
-    with errors_at(path, ("kv_cache",)):
-        check_kv_cache(recipe)
     if calibration is None:
         return
     for number, source in enumerate(calibration.sources):

@@ -141,8 +141,6 @@ def _recipe(facts: CardFacts) -> Iterator[str]:
         rows.append(("Calibration", f"{calibration.samples} texts of {sources}, seed {calibration.seed}"))
     if recipe.source and (pinned := facts.record.checkpoints.get(facts.recipe)):
         rows[:1] = [("Taken from", f"{recipe.source} at commit {pinned.commit}")]
-    if recipe.modelopt_recipe:
-        rows.append(("Recipe of modelopt", recipe.modelopt_recipe))
     quantized = facts.result("quantize", facts.recipe)
     rows.append(("Size", byte_size(facts.bytes)))
     if quantized is not None:

@@ -123,7 +123,6 @@ def _fetch(context: StageContext[QuantizeConfig]) -> StageOutput:
         "size_ratio": round(size / _weight_bytes(source), 4),
         "calibration_samples": 0,
         "commit": download.commit,
-        "format": download.facts.stored_format if download.facts else "",
     }
     return replace(fetched, metrics={**fetched.metrics, **made})
 
@@ -134,13 +133,12 @@ def _weight_bytes(directory: Path) -> int:
 
 def request(flow: ReleaseProgress, subject: str) -> tuple[QuantizeConfig, Inputs]:
     """What the stage is given."""
-    recipe, record = flow.release.recipe(subject), flow.record
+    recipe = flow.release.recipe(subject)
     config = QuantizeConfig(recipe=recipe, dtype=flow.release.baseline.dtype)
-    if (ready := ready_checkpoint(recipe)) is not None and (pinned := record.checkpoints.get(subject)) is not None:
-        facts = record.facts.ready.get(subject) if record.facts else None
+    if (ready := ready_checkpoint(recipe)) is not None and (pinned := flow.record.checkpoints.get(subject)) is not None:
         changes = {
             "contents": {file.path: file.content for file in pinned.files},
-            "download": download_config(pinned, ready, flow.deployment.hub, facts),
+            "download": download_config(pinned, ready, flow.deployment.hub),
         }
         config = config.model_copy(update=changes)
     inputs = {"checkpoint": flow.artifact("download", "", "checkpoint")}

@@ -57,31 +57,6 @@ def mistake_in(configs: Path, text: str) -> tuple[str, Path]:
             ("search: 3.5 bits cannot be reached: int4_awq has 4",), id="infeasible_bits",
         ),
         pytest.param(
-            f"weights: modelopt{CALIBRATION}", 1, ("modelopt and modelopt_recipe belong together",), id="no_name"
-        ),
-        pytest.param(
-            f"weights: modelopt\nmodelopt_recipe: general/ptq/fp8_default{CALIBRATION}", 2,
-            ("modelopt_recipe: modelopt has no recipe", "nearest are general/ptq/fp8_default-kv_fp8"),
-            id="unknown_recipe",
-        ),
-        pytest.param(
-            f"weights: modelopt\nmodelopt_recipe: ../ptq/fp8{CALIBRATION}", 2, ("not a path",), id="path_upwards"
-        ),
-        pytest.param(
-            f"weights: modelopt\nmodelopt_recipe: /etc/fp8{CALIBRATION}", 2, ("not a path",), id="absolute_path"
-        ),
-        pytest.param(
-            f"weights: modelopt\nmodelopt_recipe: huggingface/vit/ptq/fp8{CALIBRATION}", 2, ("vision",), id="of_others"
-        ),
-        pytest.param(
-            "weights: modelopt\nmodelopt_recipe: general/ptq/fp8_default-kv_fp8\n", 2,
-            ("has calibrated scales: add a calibration section",), id="modelopt_recipe_without_data",
-        ),
-        pytest.param(
-            f"weights: fp8\nkv_cache: int8{CALIBRATION}", 2,
-            ("writes no INT8 KV cache", "take kv_cache: fp8"), id="cache_without_export",
-        ),
-        pytest.param(
             f"weights: fp8{CALIBRATION}".replace("calibration/demo.jsonl", "'set:cnn_dailymial'"), 3,
             ("no calibration set set:cnn_dailymial", "did you mean set:cnn_dailymail?"), id="unknown_set",
         ),

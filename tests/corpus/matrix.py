@@ -27,7 +27,6 @@ import yaml
 from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.catalog.modelopt_recipes import formats_of
 from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.quantization import NEEDS_CUDA, QuantizationRecipe
 from llm_pipeline.planning.release_checks import check_model, check_recipes
@@ -49,7 +48,7 @@ MODELS = (
     "llama-compressed-tensors", "llama-gptq",
 )  # fmt: skip
 MIXTURES, WITHOUT_EXPERTS = ("qwen3-moe", "mixtral"), "fp8 without experts"
-ACTIVATIONS = {"fp8", "fp8_per_channel_token", "int8_smoothquant", "w4a8_awq", "modelopt", "auto"}
+ACTIVATIONS = {"fp8", "fp8_per_channel_token", "int8_smoothquant", "w4a8_awq", "auto"}
 """Weights whose layers quantize their input: a sum in another order may round it to the other side of a step."""
 
 TOLERATED = 3
@@ -92,7 +91,7 @@ def cpu_recipes() -> dict[str, QuantizationRecipe]:
         if "search" in content:
             content["search"] |= {"effective_bits": [8.0]}
         recipe = QuantizationRecipe(name=path.stem, **content).rungs()[0]
-        if not formats_of(recipe) & NEEDS_CUDA and recipe.kv_cache != "nvfp4":
+        if NEEDS_CUDA.isdisjoint(recipe.formats) and recipe.kv_cache != "nvfp4":
             found[path.stem] = recipe
     return found
 

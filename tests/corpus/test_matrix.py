@@ -49,7 +49,7 @@ def test_the_page_names_refusals_in_words_and_what_differs():
 
 def test_recipes_that_a_cpu_makes_are_all_tried():
     recipes = matrix.cpu_recipes()
-    assert {"none", "fp8", "int4_awq", "int8_smoothquant", "int4_fp8_search", "modelopt_fp8"} <= set(recipes)
+    assert {"none", "fp8", "int4_awq", "int8_smoothquant", "int4_fp8_search"} <= set(recipes)
     assert not {"nvfp4", "mxfp4", "fp8_kv_nvfp4"} & set(recipes)
 
 

@@ -6,13 +6,11 @@ from typing import Any
 import pytest
 from judging import TRITON_1_2_1, WITHOUT_PAGED_CONTEXT, cpu_target, gpu_target, judge, recipe, refusal
 
-from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.catalog.modelopt_recipes import modelopt_recipes
 from llm_pipeline.config.quantization import WEIGHT_BITS, QuantizationRecipe
 from llm_pipeline.planning.compatibility import Legal, Refused, judge_compatibility
 
 TRITON_1_1_0 = "nvcr.io/nvidia/tritonserver:25.12-trtllm-python-py3"
-KV_CACHES = ("none", "fp8", "int8", "nvfp4")
+KV_CACHES = ("none", "fp8", "nvfp4")
 RELEASE_1_3 = "nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc22"
 
 
@@ -134,8 +132,8 @@ def test_fp4_on_a_cpu_is_refused_for_serving_and_for_quantizing(weights: str):
     assert judged.nearest == "weights: int4_awq"
 
 
-def test_an_int8_kv_cache_on_a_cpu_is_refused():
-    assert refusal(cpu_target(), "int8_smoothquant", "int8").nearest == "kv_cache: fp8"
+def test_an_nvfp4_kv_cache_on_a_cpu_is_refused():
+    assert refusal(cpu_target(), "int8_smoothquant", "nvfp4").nearest == "kv_cache: fp8"
 
 
 def test_a_quantized_kv_cache_on_the_cpu_is_a_warning():
@@ -255,21 +253,10 @@ def test_a_version_before_the_one_that_modelopt_names_is_a_warning():
     assert judge(gpu_target(runtime_version="1.1.0", container=TRITON_1_1_0), "none") == Legal()
 
 
-@pytest.mark.parametrize(
-    ("accelerator", "kv_cache", "nearest"),
-    [(H200, "nvfp4", "kv_cache: fp8"), (H200, "int8", "kv_cache: fp8"), (B200, "int8", "kv_cache: fp8")],
-)
-def test_a_kv_cache_format_that_does_not_run_is_refused_towards_the_nearest_that_does(
-    accelerator: str, kv_cache: str, nearest: str
-):
-    judged = refusal(gpu_target(accelerator), "fp8", kv_cache)
-    assert f"an {kv_cache} KV cache does not run" in judged.reason
-    assert judged.nearest == nearest
-
-
-def test_an_int8_kv_cache_is_for_engines_and_an_nvfp4_one_for_blackwell_on_1_3():
-    engine = gpu_target(H200, engine="tensorrt_llm_engine", runtime=WITHOUT_PAGED_CONTEXT)
-    assert judge(engine, "int8_smoothquant", "int8", tensorrt_llm_checkpoint=True) == Legal()
+def test_an_nvfp4_kv_cache_is_for_blackwell_on_1_3():
+    judged = refusal(gpu_target(H200), "fp8", "nvfp4")
+    assert "an nvfp4 KV cache does not run" in judged.reason
+    assert judged.nearest == "kv_cache: fp8"
     assert judge(gpu_target(B200, runtime_version="1.3.0rc22", container=RELEASE_1_3), "nvfp4", "nvfp4") == Legal()
     judged = judge(gpu_target(B200), "nvfp4", "nvfp4")
     assert isinstance(judged, Legal)
@@ -313,22 +300,6 @@ def test_a_search_with_a_format_that_does_not_run_is_refused_towards_those_that_
     assert refusal(cpu_target(), "auto", **search("nvfp4", "int4_awq")).nearest == "search.formats: [int4_awq]"
 
 
-def own(name: str) -> dict[str, Any]:
-    return {"modelopt_recipe": name, "calibration": {"sources": ["c.jsonl"], "samples": 1, "maximum_tokens": 8}}
-
-
-def test_a_recipe_file_of_modelopt_is_judged_by_what_it_makes_of_a_model():
-    assert judge(gpu_target(H200), "modelopt", **own("general/ptq/fp8_default-kv_fp8")) == Legal()
-    judged = refusal(gpu_target(H200), "modelopt", **own("general/ptq/nvfp4_default-kv_nvfp4_cast"))
-    assert "nvfp4 does not run on sm90" in judged.reason
-    assert judged.nearest == "weights: int4_awq, kv_cache: fp8"
-    judged = refusal(gpu_target(B200), "modelopt", modelopt_recipe="general/ptq/nvfp4_weight_only-kv_fp16")
-    assert "W4A16_NVFP4 is no member of QuantAlgo" in judged.reason
-    assert "needs CUDA" in refusal(cpu_target(), "modelopt", **own("general/ptq/nvfp4_default-kv_fp8")).reason
-    with pytest.raises(ConfigError, match="modelopt has no recipe"):
-        judge(gpu_target(H200), "modelopt", **own("general/ptq/fp9"))
-
-
 BACKENDS = (
     {"engine": "tensorrt_llm_engine"},
     {"engine": "tensorrt_llm_llmapi"},
@@ -344,7 +315,7 @@ def applied(given: QuantizationRecipe, nearest: str) -> QuantizationRecipe:
             kept = tuple(value.strip("[]").split(", "))
             changed["search"] = given.search and given.search.model_copy(update={"formats": kept})
         elif key == "weights":
-            changed |= {"weights": value, "search": None, "modelopt_recipe": None}
+            changed |= {"weights": value, "search": None}
         else:
             changed[key] = True if value == "true" else value
     return given.model_copy(update=changed)
@@ -353,16 +324,12 @@ def applied(given: QuantizationRecipe, nearest: str) -> QuantizationRecipe:
 @pytest.mark.parametrize("backend", BACKENDS, ids=["engines", "1.2", "1.3"])
 def test_taking_the_advice_of_a_refusal_makes_any_recipe_legal_on_any_gpu(backend: dict[str, str]):
     searched = [recipe("auto", **search(*formats)) for formats in (("nvfp4", "fp8"), ("int4_awq", "w4a8_awq"))]
-    own_recipes = [recipe("modelopt", **own(name)) for name, known in modelopt_recipes().items() if not known.refused]
     given = [
-        recipe(weights, kv)
-        for weights in WEIGHT_BITS
-        if weights not in ("none", "auto", "modelopt", "ready")
-        for kv in KV_CACHES
+        recipe(weights, kv) for weights in WEIGHT_BITS if weights not in ("none", "auto", "ready") for kv in KV_CACHES
     ]
     for accelerator in (A100, "A10", L40S, H200, B200, RTX):
         target = gpu_target(accelerator, **backend)
-        for one in (*given, *searched, *own_recipes):
+        for one in (*given, *searched):
             judged = judge_compatibility(target, one, "bfloat16")
             if isinstance(judged, Refused):
                 judged = judge_compatibility(target, applied(one, judged.nearest), "bfloat16")
@@ -392,15 +359,6 @@ def test_a_format_that_nvidia_lists_for_no_model_of_the_family_is_a_warning(
     assert isinstance(judged, Legal)
     assert judged.known == ("yes" if listed else "unknown")
     assert any("are in no table of NVIDIA's" in line for line in judged.warnings) is not listed
-
-
-def test_a_kv_cache_that_nvidia_does_not_list_for_the_family_is_a_warning():
-    target = gpu_target(H200, engine="tensorrt_llm_engine", runtime=WITHOUT_PAGED_CONTEXT)
-    asked = recipe("int4_awq", "int8", tensorrt_llm_checkpoint=True)
-    assert judge_compatibility(target, asked, "bfloat16", LLAMA) == Legal()
-    judged = judge_compatibility(target, asked, "bfloat16", QWEN)
-    assert isinstance(judged, Legal)
-    assert "an int8 KV cache of Qwen-2/2.5 models" in judged.warnings[0]
 
 
 @pytest.mark.parametrize(

@@ -70,35 +70,6 @@ def test_directories_side_by_side_are_fine_also_where_one_name_begins_like_anoth
     plan_release(place(store="../../v/store", work_root="../../v/store-work", state_root="../../v/store-state"))
 
 
-@pytest.mark.parametrize("key", ["store", "work_root", "state_root"])
-@pytest.mark.parametrize(
-    ("path", "told"),
-    [
-        ("file", "{root}/file is a file"),
-        ("file/below", "{root}/file is a file"),
-        ("loop", "the link {root}/loop leads nowhere"),
-        ("nowhere", "the link {root}/nowhere leads nowhere"),
-    ],
-)
-def test_what_cannot_be_a_directory_is_refused(place, configs: Path, key: str, path: str, told: str) -> None:
-    root = configs.parent
-    (root / "file").write_text("")
-    (root / "loop").symlink_to("loop")
-    (root / "nowhere").symlink_to("not-mounted")
-    with pytest.raises(ConfigError) as refused:
-        plan_release(place(**{key: f"../../{path}"}))
-    assert refused.value.message == f"{key} {root}/{path} cannot be a directory: {told.format(root=root)}"
-
-
-@pytest.mark.parametrize("key", ["store", "work_root", "state_root"])
-def test_a_run_without_a_plan_says_it_before_it_writes_anything(place, configs: Path, key: str, capsys) -> None:
-    (configs.parent / "file").write_text("")
-    before = sorted(configs.parent.iterdir())
-    assert main(["run", str(place(**{key: "../../file"}))]) == ExitCode.BAD_INPUT
-    assert f"{key} {configs.parent}/file cannot be a directory" in capsys.readouterr().err
-    assert sorted(configs.parent.iterdir()) == before
-
-
 @pytest.fixture
 def running(place) -> Iterator[tuple[Path, ArtifactRef]]:
     """A server in a slot of the demo's place, of a repository that its store has never held."""

@@ -196,25 +196,6 @@ def test_an_engine_that_is_built_in_one_environment_and_served_in_another_is_a_w
     assert any(line.startswith(said) for line in plan_release(demo(configs)).warnings)
 
 
-def test_a_model_that_does_not_come_from_the_hub_needs_no_token(configs: Path, edit, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    edit("releases/llama-3.1-8b-instruct.yaml", "model:\n", "model:\n  source: file:///models/llama\n")
-    warnings = plan_release(real(configs), store_seconds=0, source_seconds=0).warnings
-    assert not any("HF_TOKEN" in line for line in warnings)
-
-
-def test_a_token_that_is_not_set_is_a_warning_unless_the_hub_is_on_loopback(
-    configs: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    assert any(line.startswith("HF_TOKEN is not set") for line in plan_release(real(configs), store_seconds=0).warnings)
-    assert not any("HF_TOKEN" in line for line in plan_release(demo(configs)).warnings)
-    monkeypatch.setenv("HF_TOKEN", "hf_do_not_show_me")
-    plan = plan_release(real(configs), store_seconds=0)
-    assert not any("HF_TOKEN" in line for line in plan.warnings)
-    assert "do_not_show_me" not in plan.model_dump_json()
-
-
 def test_a_container_without_a_digest_is_a_warning_with_how_to_pin_it(configs: Path, edit):
     plan = plan_release(real(configs), store_seconds=0)
     pin = "h100, h200, l40s: nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3 is not pinned"

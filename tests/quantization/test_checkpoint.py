@@ -16,7 +16,7 @@ from llm_pipeline.artifacts.checkpoint_files import LayerScheme, read_quantizati
 from llm_pipeline.artifacts.quantized_checkpoint import Checkpoint, StoredTensors
 from llm_pipeline.artifacts.tensor_formats import FORMATS, StoredWeight
 from llm_pipeline.base.errors import IntegrityError, Unsupported
-from llm_pipeline.catalog.modelopt_recipes import ALGORITHMS
+from llm_pipeline.catalog.modelopt_formats import ALGORITHMS
 from llm_pipeline.quantization.readback import load_model
 
 

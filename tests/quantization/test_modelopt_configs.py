@@ -1,9 +1,5 @@
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -12,7 +8,6 @@ mtq = pytest.importorskip("modelopt.torch.quantization")
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from llm_pipeline.base.errors import ConfigError, Unsupported
-from llm_pipeline.catalog.modelopt_recipes import modelopt_recipes
 from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
 from llm_pipeline.quantization.calibration import read_calibration
 from llm_pipeline.quantization.modelopt_configs import (
@@ -22,10 +17,6 @@ from llm_pipeline.quantization.modelopt_configs import (
     search_formats,
 )
 from llm_pipeline.quantization.modelopt_quantizer import Quantizer
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from modelopt_catalog import TABLE, catalog
 
 CALIBRATION = {"sources": ["c.jsonl"], "samples": 1, "maximum_tokens": 8}
 CALIBRATED = ("fp8", "int8_smoothquant", "int4_awq", "w4a8_awq", "nvfp4", "nvfp4_awq")
@@ -65,7 +56,7 @@ EVERY_LAYER = {f"model.layers.{index}.{layer}" for index in range(2) for layer i
 
 
 def test_every_format_has_a_configuration():
-    single = set(WeightFormat.__args__) - {"none", "auto", "modelopt", "ready"}
+    single = set(WeightFormat.__args__) - {"none", "auto", "ready"}
     assert set(FORMATS) == single
 
 
@@ -123,36 +114,6 @@ def test_excluding_attention_keeps_the_format_of_the_cache():
     enabled = quantizers(config)
     assert not any("self_attn" in name for name in layers_of(enabled, "weight"))
     assert sum("bmm" in name for name in enabled) == 4
-
-
-def test_a_recipe_of_modelopts_is_used_as_it_is():
-    config = modelopt_config(
-        asked("modelopt", modelopt_recipe="general/ptq/fp8_default-kv_fp8", calibration=CALIBRATION)
-    )
-    ours = modelopt_config(asked("fp8", kv_cache="fp8"))
-    assert quantizers(config) == quantizers(ours)
-    assert config["algorithm"] == ours["algorithm"] == "max"
-
-
-def test_a_recipe_of_modelopts_for_a_part_of_the_model_excludes_the_rest():
-    config = modelopt_config(asked("modelopt", modelopt_recipe="general/ptq/mxfp4_mlp_weight_only"))
-    assert layers_of(quantizers(config), "weight") == {name for name in EVERY_LAYER if ".mlp." in name}
-
-
-def test_what_a_recipe_of_modelopts_saves_on_the_way_goes_nowhere():
-    name = "general/ptq/nvfp4_default-kv_none-gptq"
-    config = modelopt_config(asked("modelopt", modelopt_recipe=name, calibration=CALIBRATION))
-    assert config["algorithm"]["method"] == "gptq"
-    assert config["algorithm"]["layerwise"] == {"enable": True}
-    with pytest.raises(ConfigError, match="has no recipe"):
-        modelopt_config(asked("modelopt", modelopt_recipe="../fp8", calibration=CALIBRATION))
-
-
-def test_the_table_of_modelopts_recipes_is_that_of_the_installed_modelopt():
-    assert modelopt_recipes() == catalog()
-    import modelopt
-
-    assert json.loads(TABLE.read_text())["modelopt"] == modelopt.__version__
 
 
 def test_a_search_has_its_formats_and_keeps_exclusions_and_the_cache_apart():

@@ -161,17 +161,14 @@ def _judge_foreign(platform: Platform, name: str) -> Legal | Refused:
 def _judge_formats(question: FormatQuestion, platform: Platform) -> Legal | Refused:
     target, recipe, dtype = question.target, question.recipe, question.dtype
     asked, compiled = question.asked, target.engine == "tensorrt_llm_engine"
-    weights = {
-        name: weights_support(platform, name, dtype, weight_only=asked.weight_only, mixed=asked.mixed)
-        for name in asked.weights
-    }
+    weights = {name: weights_support(platform, name, dtype, mixed=asked.mixed) for name in asked.weights}
     kv_cache = kv_support(platform, asked.kv_cache)
     if compiled:
         of_recipe = _exported(recipe, kv_cache="none")
         if recipe.weights == "none":
             of_recipe = Support("yes", "") if recipe.tensorrt_llm_checkpoint else Support("no", _NO_EXPORT)
         weights = {name: worse(support, of_recipe) for name, support in weights.items()}
-        kv_cache = worse(kv_cache, _exported(recipe, weights="fp8", modelopt_recipe=None))
+        kv_cache = worse(kv_cache, _exported(recipe, weights="fp8"))
     supports = (*weights.values(), kv_cache)
     reasons = [support.text for support in supports if support.value == "no"]
     advice = []
