@@ -53,7 +53,7 @@ def release_numbers(version: str) -> tuple[int, int]:
 @cache
 def known_versions() -> tuple[str, ...]:
     """Every version that is known as a release or to be in a container, oldest first."""
-    known = {release.version for release in runtime_releases()} | {one.tensorrt_llm for one in containers()}
+    known = {*runtime_releases(), *(one.tensorrt_llm for one in containers())}
     return tuple(sorted(known, key=version_order))
 
 
@@ -85,28 +85,16 @@ def version_warning(version: str) -> str | None:
     return None
 
 
-def has_engine_compiler(version: str) -> bool:
-    """Whether the TensorRT engine builder is offered for a TensorRT-LLM version: 1.0 to 1.2.x."""
-    return _FIRST_SUPPORTED <= release_numbers(version) <= _LAST_BUILT_FOR
-
-
 def engine_problem(version: str) -> Problem | None:
-    """Why no engines are built with a version.
+    """Why no engines are built with a version: upstream removed the compiler in 1.3."""
 
-    The compiler went upstream between the last release candidate of 1.3 that is known to have it and the first that is
-    known not to; those in between were never published.
-    """
-    if has_engine_compiler(version):
+    def compiles(version: str) -> bool:
+        return _FIRST_SUPPORTED <= release_numbers(version) <= _LAST_BUILT_FOR
+
+    if compiles(version):
         return None
-    newest = [release.version for release in runtime_releases() if has_engine_compiler(release.version)][-1]
-    reason = f"TensorRT-LLM {version} is not offered with tensorrt_llm_engine (1.0 to 1.2.x): "
-    last = [release.version for release in runtime_releases() if release.has_engine_path][-1]
-    if release_numbers(version) < _FIRST_SUPPORTED:
-        reason += "engines of versions before 1.0 are built differently"
-    elif version_order(version) > version_order(last):
-        reason += f"its engine compiler was removed upstream, {last} is the last that has it"
-    else:
-        reason += "the flags of its engine compiler are not known"
+    newest = [known for known in runtime_releases() if compiles(known)][-1]
+    reason = f"engine tensorrt_llm_engine is for TensorRT-LLM 1.0 to 1.2.x, which has a compiler, not {version}"
     return Problem(reason, f"engine: tensorrt_llm_llmapi, or runtime_version: {newest}")
 
 

@@ -71,35 +71,12 @@ class Container(_Fact):
     Attributes:
         image: Image with its tag.
         tensorrt_llm: Version of TensorRT-LLM inside.
-        tensorrt: Version of TensorRT inside, if known.
-        cuda: Version of CUDA inside, if known.
         driver: Driver it was built for, if known.
-        python: Version of Python inside, if known.
     """
 
     image: str
     tensorrt_llm: str
-    tensorrt: str | None = None
-    cuda: str | None = None
     driver: str | None = None
-    python: str | None = None
-
-    @property
-    def oldest_driver(self) -> str | None:
-        """First driver branch that its CUDA runs on by minor version compatibility, if known."""
-        branches: dict[str, str] = read_table("version_matrix")["cuda_drivers"]["first_by_major"]
-        return branches.get((self.cuda or "").partition(".")[0])
-
-
-class RuntimeRelease(_Fact):
-    """One release of TensorRT-LLM.
-
-    Attributes:
-        has_engine_path: Whether it can still compile TensorRT engines.
-    """
-
-    version: str
-    has_engine_path: bool
 
 
 class SupportCell(_Fact):
@@ -169,9 +146,9 @@ def containers() -> tuple[Container, ...]:
 
 
 @cache
-def runtime_releases() -> tuple[RuntimeRelease, ...]:
+def runtime_releases() -> tuple[str, ...]:
     """The releases of TensorRT-LLM, oldest first."""
-    return tuple(RuntimeRelease.model_validate(row) for row in read_table("version_matrix")["tensorrt_llm"])
+    return tuple(row["version"] for row in read_table("version_matrix")["tensorrt_llm"])
 
 
 def find_support(sm: str, row: str, column: Column) -> SupportCell:

@@ -17,9 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.catalog.modelopt_formats import ALGORITHMS, MIXED
-from llm_pipeline.catalog.runtime_versions import (
-    release_numbers,
-)
+from llm_pipeline.catalog.runtime_versions import release_numbers
 from llm_pipeline.catalog.tables import (
     Column,
     SupportCell,
@@ -217,12 +215,10 @@ class Legal(Frozen):
     """The recipe can be built and served on the target, as far as is known.
 
     Attributes:
-        known: `yes`; `partial` and `unknown` where a table says so, or what is asked for is in none.
         warnings: What is partial or unknown, or not as asked for.
     """
 
     legal: Literal[True] = True
-    known: Literal["yes", "partial", "unknown"] = "yes"
     warnings: tuple[str, ...] = ()
 
 
@@ -336,12 +332,7 @@ def platform_of(target: Target, model_id: str | None = None) -> Platform:
 
 def legal(supports: Collection[Support]) -> Legal:
     """The recipe is legal; what tables do not say yes to is a warning."""
-    uncertain = [support for support in supports if support.value != "yes"]
-    unknown = any(support.value == "unknown" for support in uncertain)
-    return Legal(
-        known="unknown" if unknown else "partial" if uncertain else "yes",
-        warnings=tuple(support.text for support in uncertain),
-    )
+    return Legal(warnings=tuple(support.text for support in supports if support.value != "yes"))
 
 
 def changes(

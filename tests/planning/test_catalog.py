@@ -10,36 +10,23 @@ from llm_pipeline.catalog.tables import (
 )
 
 
-def test_usable_memory_is_what_the_driver_reports_where_that_is_known():
-    assert find_gpu("L40S").usable_bytes == 46068 * 2**20
-    assert find_gpu("H200-SXM-141GB").usable_bytes == 139 * 2**30
-
-
 @pytest.mark.parametrize(
     ("name", "gigabytes"),
-    [("A10", 24.15), ("L4", 24.15), ("B300-SXM-288GB", 288.4), ("GB300", 298.0), ("H20-96GB", 102.6), ("L40", 48.3)],
-)
-def test_usable_memory_of_more_gpus_is_what_the_driver_reports(name: str, gigabytes: float):
+    [
+        ("A10", 24.15), ("L4", 24.15), ("B300-SXM-288GB", 288.4), ("GB300", 298.0), ("H20-96GB", 102.6), ("L40", 48.3),
+        ("L40S", 48.31), ("H200-SXM-141GB", 149.25),
+        ("A100-SXM4-40GB", 42.09),  # 2 % less than the nominal size, where nothing was measured
+    ],
+)  # fmt: skip
+def test_usable_memory_is_what_the_driver_reports_where_that_is_known(name: str, gigabytes: float):
     assert find_gpu(name).usable_bytes / 1e9 == pytest.approx(gigabytes, abs=0.05)
-
-
-def test_usable_memory_is_below_the_nominal_size_where_nothing_was_measured():
-    gpu = find_gpu("A100-SXM4-40GB")
-    assert gpu.usable_bytes < gpu.memory_gib * 2**30
 
 
 def test_a_container_is_found_by_its_tag_whatever_its_registry_and_digest():
     container = find_container(f"registry.example.com/m/tritonserver:26.07-trtllm-python-py3@sha256:{'0' * 64}")
     assert container is not None
-    assert (container.tensorrt, container.cuda, container.python) == ("10.14.1.48", "13.1.0.036", "3.12.3")
+    assert (container.tensorrt_llm, container.driver) == ("1.2.1", "590.44.01")
     assert find_container("nvcr.io/nvidia/tritonserver:27.99-trtllm-python-py3") is None
-
-
-@pytest.mark.parametrize(("tag", "built_for", "oldest"), [("26.07", "590.44.01", "580"), ("25.10", "575.57.08", "525")])
-def test_a_container_runs_on_drivers_of_its_cuda_major_version(tag: str, built_for: str, oldest: str):
-    container = find_container(f"nvcr.io/nvidia/tritonserver:{tag}-trtllm-python-py3")
-    assert container is not None
-    assert (container.driver, container.oldest_driver) == (built_for, oldest)
 
 
 @pytest.mark.parametrize(

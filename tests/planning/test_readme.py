@@ -45,7 +45,7 @@ def known(model: str, target: Target) -> str:
         asked = recipe(weights)
         experts = quantizes_experts(facts, asked)
         judged = judge_compatibility(target, asked, "bfloat16", f"organisation/{model}", quantized_experts=experts)
-        if isinstance(judged, Legal) and judged.known == "yes" and not list(recipe_problems(asked, facts)):
+        if isinstance(judged, Legal) and not judged.warnings and not list(recipe_problems(asked, facts)):
             found.append(name)
     return ", ".join(found)
 

@@ -147,7 +147,7 @@ def _judge_foreign(platform: Platform, name: str) -> Legal | Refused:
     known = find_ready_format(name)
     cell = known.tensorrt_llm.get(platform.column) if known else None
     if known is None or cell is None:
-        return Legal(known="unknown", warnings=(f"whether {platform.backend} reads {name} is in none of our tables",))
+        return Legal(warnings=(f"whether {platform.backend} reads {name} is in none of our tables",))
     if cell.value == "no":
         return Refused(reason=f"{platform.backend} does not read {name}: {cell.why}", nearest=OTHER_CHECKPOINT)
     kernels = find_support(platform.sm, known.row, platform.column)

@@ -103,7 +103,7 @@ def _judge_foreign(name: str, sm: str | None) -> Legal | Refused:
         )
     if known is None or (sm is None and known.cpu == "unknown"):
         where = "on a CPU" if sm is None else f"on {sm}"
-        return Legal(known="unknown", warnings=(f"whether vLLM runs {name} {where} is in none of our tables",))
+        return Legal(warnings=(f"whether vLLM runs {name} {where} is in none of our tables",))
     if sm is None:
         return Legal()
     generation = int(sm.removeprefix("sm"))
