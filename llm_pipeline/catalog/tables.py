@@ -39,7 +39,6 @@ class Gpu(_Fact):
         memory_gib_usable: What the driver was seen to report, if known.
         memory_mib_nvidia_smi: The same in MiB, if known.
         mem_bw_gb_s: Memory bandwidth in GB/s.
-        nvlink: Whether NVLink joins all GPUs of a host; `bridge` where it joins pairs.
         dense_tflops: Peak of the tensor cores without sparsity, by `bf16`, `fp8` and `fp4`; None where they have none.
         int8_tops_dense: The same for INT8, if known.
     """
@@ -50,7 +49,6 @@ class Gpu(_Fact):
     memory_gib_usable: float | None = None
     memory_mib_nvidia_smi: float | None = None
     mem_bw_gb_s: float
-    nvlink: bool | Literal["bridge"]
     dense_tflops: dict[str, float | None]
     int8_tops_dense: float | None = None
     source: str

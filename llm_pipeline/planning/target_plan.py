@@ -22,8 +22,6 @@ from llm_pipeline.planning.host import total_memory_bytes
 from llm_pipeline.planning.memory import Engine, MemoryFit, fit_memory, quantizes_experts, stored_as_it_is
 from llm_pipeline.release.loading import LoadedRelease
 
-_PAIR = 2
-
 
 def target_warnings(target: Target) -> Iterator[str]:
     """What works on a GPU target without a problem, though perhaps not as meant."""
@@ -36,12 +34,6 @@ def target_warnings(target: Target) -> Iterator[str]:
     ]
     if unread:
         yield f"{engine.words or target.engine} does not read {', '.join(unread)}"
-    tensor, nvlink = target.parallelism.tensor, find_gpu(target.accelerator).nvlink
-    if nvlink is not True and tensor > 1 and not (nvlink == "bridge" and tensor <= _PAIR):
-        reason = f"{target.accelerator} has no NVLink"
-        if nvlink == "bridge":
-            reason = f"NVLink bridges join pairs of {target.accelerator} only"
-        yield f"tensor parallelism {tensor} goes over PCIe in every layer ({reason}): a pipeline sends far less"
     if engine.warnings:
         yield from engine.warnings(target)
 
@@ -60,8 +52,6 @@ def _changed(options: ConfigModel) -> Iterator[str]:
 _CPU_RUNTIME_BYTES = 2**29
 """The server, its Python process and OpenVINO; an estimate."""
 
-_TENSOR_STEPS = (1, 2, 4, 8, 16)
-
 
 def judge_memory(
     target: Target, recipe: QuantizationRecipe, facts: ModelFacts
@@ -73,10 +63,14 @@ def judge_memory(
     """
     if split := _cannot_split(facts, target.parallelism):
         return None, split
-    fit = _fit(target, recipe, facts, target.parallelism)
+    limits = _limits(target, facts)
+    fit = fit_memory(facts, recipe, engine_memory(target), limits, target.parallelism)
     if fit.fits:
         return fit, None
-    return fit, Refused(reason=_shortage(fit, target, facts), nearest=_advice(fit, target, recipe, facts))
+    nearest = "weights of fewer bits, more tensor parallelism, or an accelerator with more memory"
+    if fit.largest_batch:
+        nearest = f"limits.maximum_sequences: {fit.largest_batch}"
+    return fit, Refused(reason=_shortage(fit, target, limits), nearest=nearest)
 
 
 def engine_memory(target: Target) -> Engine:
@@ -118,18 +112,14 @@ def _cannot_split(facts: ModelFacts, parallelism: Parallelism) -> Refused | None
     return None
 
 
-def _fit(target: Target, recipe: QuantizationRecipe, facts: ModelFacts, parallelism: Parallelism) -> MemoryFit:
-    return fit_memory(facts, recipe, engine_memory(target), _limits(target, facts), parallelism)
-
-
 def _limits(target: Target, facts: ModelFacts) -> EngineLimits:
     """The target's limits, with requests no longer than the model's own context."""
     tokens = min(target.limits.maximum_tokens_per_request, facts.context_length)
     return target.limits.model_copy(update={"maximum_tokens_per_request": tokens})
 
 
-def _shortage(fit: MemoryFit, target: Target, facts: ModelFacts) -> str:
-    limits, kv_cache = _limits(target, facts), target.runtime.kv_cache
+def _shortage(fit: MemoryFit, target: Target, limits: EngineLimits) -> str:
+    kv_cache = target.runtime.kv_cache
     whole = engine_adapter(target.engine).shares_whole_memory
     share = f"{kv_cache.free_memory_fraction:.0%} of the {'whole for all three' if whole else 'rest'}"
     return (
@@ -138,19 +128,6 @@ def _shortage(fit: MemoryFit, target: Target, facts: ModelFacts) -> str:
         f"maximum_sequences {limits.maximum_sequences} x {limits.maximum_tokens_per_request} tokens a request "
         f"need {fit.kv_wanted / 1e9:.1f} GB"
     )
-
-
-def _advice(fit: MemoryFit, target: Target, recipe: QuantizationRecipe, facts: ModelFacts) -> str:
-    if fit.largest_batch:
-        return f"limits.maximum_sequences: {fit.largest_batch}"
-    pipeline = target.parallelism.pipeline
-    for tensor in _TENSOR_STEPS:
-        if not target.parallelism.tensor < tensor <= target.gpus_per_node or facts.attention_heads % tensor:
-            continue
-        parallelism = Parallelism(tensor=tensor, pipeline=pipeline)
-        if target.accelerator != "cpu" and _fit(target, recipe, facts, parallelism).fits:
-            return f"parallelism.tensor: {tensor} with accelerator_count: {tensor * pipeline}"
-    return "weights of fewer bits, or an accelerator with more memory"
 
 
 class RecipePlan(Frozen):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -51,13 +51,6 @@ def run(context: StageContext[BuildConfig]) -> StageOutput:
     builder = engine_builder(target.engine, target.engine_options)
     import_seconds = time.monotonic() - started
     facts = builder.build(_inputs(context), destination)
-    details: dict[str, Any] = facts.details
-    log.info("built the engine", megabytes=facts.bytes / 1e6, weight_format=facts.weight_format,
-             artifact_quantization=facts.quantization or "none", **details)  # fmt: skip
-    if facts.single_stream_tokens_per_second is not None:
-        log.info("measured a short generation", single_stream_tokens_per_second=facts.single_stream_tokens_per_second,
-                 batched_tokens_per_second=facts.batched_tokens_per_second, sequences=facts.batched_sequences,
-                 device=facts.device)  # fmt: skip
     metrics: dict[str, Metric] = {
         "engine_bytes": facts.bytes,
         **facts.model_dump(exclude={"versions", "seconds", "bytes", "details"}),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Metric
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.release.candidate import Candidate
@@ -13,8 +12,6 @@ from llm_pipeline.release.contract import Inputs, Stage, StageContext, StageOutp
 
 if TYPE_CHECKING:
     from llm_pipeline.release_progress import ReleaseProgress
-
-log = get_logger(__name__)
 
 
 class ChooseConfig(ConfigModel):
@@ -35,10 +32,6 @@ def run(context: StageContext[ChooseConfig]) -> StageOutput:
     Raises:
         Terminal: Every recipe failed before it could be judged.
     """
-    for attempt in context.config.attempts:
-        verdict = attempt.verdict.value if attempt.verdict else "failed"
-        tell = log.info if attempt.verdict else log.warning
-        tell("recipe tried", recipe=attempt.recipe, verdict=verdict, bytes=attempt.bytes)
     recipe, judgement = choose_recipe(context.config.attempts)
     if recipe is None or context.config.trials is None:
         return StageOutput(metrics={"recipe": recipe}, judgement=judgement)

@@ -13,7 +13,6 @@ from llm_pipeline.artifacts.engine_description import EngineDescription
 from llm_pipeline.artifacts.golden import GOLDEN_FILE, golden_from_items, read_golden
 from llm_pipeline.artifacts.items import read_items
 from llm_pipeline.base.errors import IntegrityError
-from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.release import Arguments
 from llm_pipeline.config.target import Target
@@ -25,8 +24,6 @@ from llm_pipeline.stages.request_parts import GOLDEN_MAXIMUM_TOKENS
 if TYPE_CHECKING:
     from llm_pipeline.release_progress import ReleaseProgress
     from llm_pipeline.serving.model_repository import Fact
-
-log = get_logger(__name__)
 
 SPECULATION = "speculative_config"
 """The engine argument of speculative decoding, of vLLM as of TensorRT-LLM."""
@@ -81,9 +78,6 @@ def run(context: StageContext[PackageConfig]) -> StageOutput:
         chat_template_arguments=config.chat_template_arguments,
     )
     seconds = time.monotonic() - started
-    log.info("wrote the model repository", megabytes=written.bytes / 1e6, files=written.files,
-             golden_prompts=written.golden_prompts,
-             maximum_tokens_per_request=written.maximum_tokens_per_request)  # fmt: skip
     return StageOutput(
         artifacts={"repository": Produced("model_repository", destination)},
         metrics={("repository_bytes" if name == "bytes" else name): value for name, value in asdict(written).items()},

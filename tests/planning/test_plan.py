@@ -102,22 +102,6 @@ def test_a_batch_that_does_not_fit_is_refused_with_the_largest_that_does(configs
     plan_release(real(configs), store_seconds=0)
 
 
-def test_weights_that_do_not_fit_are_refused_with_the_parallelism_that_does(configs: Path, edit):
-    release = "releases/llama-3.1-8b-instruct.yaml"
-    edit(
-        release,
-        "hidden_size: 4096, intermediate_size: 14336, num_hidden_layers: 32",
-        "hidden_size: 8192, intermediate_size: 28672, num_hidden_layers: 80",
-    )
-    edit(release, "num_attention_heads: 32", "num_attention_heads: 64")
-    edit("targets/l40s.yaml", "maximum_sequences: 24", "maximum_sequences: 8")
-    error = error_of(real(configs))
-    assert "target l40s" in error.message
-    edit("targets/l40s.yaml", "accelerator_count: 1", "accelerator_count: 4")
-    edit("targets/l40s.yaml", "tensor: 1", "tensor: 4")
-    assert "target l40s" not in error_of(real(configs)).message
-
-
 def test_heads_that_cannot_be_split_are_refused(configs: Path, edit):
     edit("targets/l40s.yaml", "accelerator_count: 1", "accelerator_count: 3")
     edit("targets/l40s.yaml", "tensor: 1", "tensor: 3")

@@ -10,7 +10,6 @@ from published import config_of
 
 from llm_pipeline.adapters.tensorrt_llm.plan import target_problem
 from llm_pipeline.base.errors import ConfigError, Unsupported
-from llm_pipeline.catalog.tables import gpus
 from llm_pipeline.config.target import Target
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.model_facts.reader import ModelDocuments, read_facts
@@ -108,22 +107,6 @@ def test_warnings_of_a_target_are_in_its_plan_once_whatever_the_recipes(configs,
     assert [line for line in plan.warnings if "does not read" in line] == [
         "l40s: the LLM API does not read build.flags"
     ]
-
-
-def test_every_gpu_says_whether_it_has_nvlink():
-    joined = {name for name, gpu in gpus().items() if gpu.nvlink is True}
-    assert {"H100-SXM5-80GB", "H200-SXM-141GB", "B200-SXM-180GB"} <= joined
-    assert joined.isdisjoint({"L40S", "L4", "A10", "H100-PCIe-80GB"})
-
-
-@pytest.mark.parametrize(
-    ("accelerator", "tensor", "over_pcie"),
-    [("L40S", 1, False), ("L40S", 2, True), ("H100-PCIe-80GB", 2, False), ("H100-PCIe-80GB", 4, True),
-     ("H100-SXM5-80GB", 8, False)],
-)  # fmt: skip
-def test_tensor_parallel_ranks_without_nvlink_between_them_are_told(accelerator: str, tensor: int, over_pcie: bool):
-    found = tuple(target_warnings(gpu_target(accelerator, **split(tensor))))
-    assert any(f"tensor parallelism {tensor} goes over PCIe" in line for line in found) is over_pcie
 
 
 def released(configs, recipe_yaml: str) -> Any:
