@@ -102,6 +102,20 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture
+def edit(configs):
+    """Replace one piece of a file of the test's own `configs`; returns the line that it starts on."""
+
+    def replace(name, old, new):
+        path = configs / name
+        text = path.read_text()
+        assert old in text, f"{name} has no {old!r}"
+        path.write_text(text.replace(old, new, 1))
+        return text[: text.index(old)].count("\n") + 1
+
+    return replace
+
+
 @pytest.fixture(scope="session")
 def source(tmp_path_factory):
     """A real checkpoint: the demo model, trained for a few steps."""

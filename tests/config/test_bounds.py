@@ -19,17 +19,11 @@ from llm_pipeline.config.target import Target
 from llm_pipeline.release.loading import load_release
 
 FILES = (Deployment, Policy, QuantizationRecipe, ReleaseConfig, ResolvedRelease, ServingManifestOptions, Target)
-NUMBERED = {"priority_queues"}
-"""Mappings whose keys are numbers: a JSON schema does not say their ranges."""
-
-
 MODELS = create_model("AllFiles", **{model.__name__: (model, ...) for model in FILES}).model_json_schema()["$defs"]
 
 
 def unbounded_fields(schema: dict[str, Any]) -> list[str]:
-    parts = schema.get("properties", {}).items()
-    found = [f"{name}: {lack}" for name, part in parts for lack in unbounded(part)]
-    return [lack for lack in found if not (lack.endswith(_KEYS) and lack.partition(":")[0] in NUMBERED)]
+    return [f"{name}: {lack}" for name, part in schema.get("properties", {}).items() for lack in unbounded(part)]
 
 
 def unbounded(schema: dict[str, Any]) -> Iterator[str]:
@@ -47,14 +41,13 @@ def unbounded(schema: dict[str, Any]) -> Iterator[str]:
     elif kind in _LARGEST and _LARGEST[kind] not in schema:
         yield f"{kind} without {_LARGEST[kind]}"
     if kind == "object" and "propertyNames" not in schema:
-        yield _KEYS
+        yield "keys without a bound"
     inner = [*schema.get("anyOf", ()), *schema.get("prefixItems", ()), schema.get("items"), schema.get("propertyNames")]
     for part in (*inner, schema.get("additionalProperties")):
         if isinstance(part, dict):
             yield from unbounded({"type": "string", **part} if part is schema.get("propertyNames") else part)
 
 
-_KEYS = "keys without a bound"
 _LARGEST = {"string": "maxLength", "array": "maxItems", "object": "maxProperties"}
 
 

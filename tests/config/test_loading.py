@@ -38,110 +38,34 @@ def test_every_committed_release_config_loads(path: Path):
 @pytest.mark.parametrize(
     ("name", "change", "fragments"),
     [
-        pytest.param(
-            "releases/demo.yaml", ("  required: true", "  requird: true"),
-            ("unknown key approval.requird", "did you mean required?"), id="unknown_key",
-        ),
-        pytest.param(
-            "releases/demo.yaml", ("targets: [cpu]", "target: [cpu]"),
-            ("unknown key target", "did you mean targets?"), id="misspelt_required_key_is_told_once",
-        ),
-        pytest.param(
-            "releases/demo-rollback.yaml", ("  delay_milliseconds: 400", "  delay_seconds: 0.4"),
-            ("unknown key drill.delay_seconds", "did you mean delay_milliseconds?"), id="unit_in_optional_section",
-        ),
-        pytest.param(
-            "releases/demo.yaml", ("  duration_seconds: 6", "  duration_minutes: 1"),
-            ("unknown key workload.duration_minutes", "did you mean duration_seconds?"), id="wrong_unit_in_key",
-        ),
-        pytest.param(
-            "releases/demo.yaml", ("  duration_seconds: 6", "  duration_seconds: 6s"),
-            ("workload.duration_seconds", "valid number", "'6s'"), id="unit_in_value",
-        ),
-        pytest.param(
-            "releases/demo.yaml", ("  rate_per_second: 20", "  rate_per_second: -3"),
-            ("workload.rate_per_second: must be 0.0001 to 100,000", "-3"), id="out_of_range",
-        ),
-        pytest.param(
-            "releases/demo.yaml", ("  dtype: float16", "  dtype: float8"),
-            ("baseline.dtype", "'float16' or 'bfloat16'", "'float8'"), id="not_one_of",
-        ),
-        pytest.param(
-            "releases/demo.yaml", ("  id: demo/tiny-llama", "  id: tiny-llama"),
-            ("model.id", "'tiny-llama'"), id="hub_id_without_organisation",
-        ),
-        pytest.param(
-            "releases/demo.yaml", ("policy: demo", "policy: demos"),
-            ("policy: there is no policies/demos.yaml", "policies/ has: demo, demo-chat, mlperf-"), id="unknown_policy",
-        ),
-        pytest.param(
-            "releases/demo.yaml", ("deployment: local", "deployment: moon"),
-            ("deployment: there is no deployments/moon.yaml", "gpu-cluster, local"), id="unknown_deployment",
-        ),
-        pytest.param(
-            "releases/demo.yaml", ("targets: [cpu]", "targets: [tpu]"),
-            ("targets: there is no targets/tpu.yaml", "cpu", "h100"), id="unknown_target",
-        ),
-        pytest.param(
-            "releases/demo.yaml", ("recipes: [int4_naive,", "recipes: [int3_naive,"),
-            ("recipes: there is no quantization/int3_naive.yaml", "int4_naive"), id="unknown_recipe",
-        ),
-        pytest.param(
-            "releases/demo.yaml", ("targets: [cpu]", "targets: [cpu, cpu]"),
-            ("targets: cpu is named twice",), id="target_named_twice",
-        ),
-        pytest.param(
-            "releases/demo.yaml", ("targets: [cpu]", "targets: [h100]"),
-            ("targets: h100 has no place in deployment local", "add places.h100"), id="target_without_place",
-        ),
-        pytest.param(
-            "releases/demo.yaml", ("  prompts: workloads/demo.jsonl", "  prompts: ../outside.jsonl"),
-            ("workload.prompts: ../outside.jsonl lies outside",), id="path_outside_configs",
-        ),
-        pytest.param(
-            "releases/demo.yaml", ("  prompts: workloads/demo.jsonl", "  prompts: /etc/hostname"),
-            ("workload.prompts: /etc/hostname lies outside",), id="absolute_path_outside_configs",
-        ),
-        pytest.param(
-            "releases/demo.yaml", ("  prompts: workloads/demo.jsonl", "  prompts: workloads/none.jsonl"),
-            ("workload.prompts: workloads/none.jsonl does not exist",), id="missing_prompts",
-        ),
-        pytest.param(
-            "releases/demo.yaml", ("policy: demo", "policy: !!python/name:os.system"),
-            ("policy: not valid YAML", "the tag '!!python/name:os.system'"), id="tag_that_would_run_code",
-        ),
-        pytest.param(
-            "releases/demo.yaml", ("policy: demo", "? [policy]\n: demo"),
-            ("not valid YAML", "a key must be a plain word"), id="key_that_is_a_list",
-        ),
-        pytest.param(
-            "policies/demo.yaml", ("alpha: 0.05", "alpha: .nan"),
-            ("alpha: must be", "(got nan)"), id="not_a_number",
-        ),
-        pytest.param(
-            "policies/demo.yaml", ("  attainment: 0.95", "  attainment: 95"),
-            ("load_test.attainment", "must be 0.01 to 0.999999", "95"), id="percent_where_a_fraction_is_meant",
-        ),
-        pytest.param(
-            "quantization/fp8.yaml", ("weights: fp8", "weights: fp6"),
-            ("weights", "'fp6'"), id="unknown_weight_format",
-        ),
-        pytest.param(
-            "targets/cpu.yaml", ("engine: openvino_cpu", "engine: tensorrtllm"),
-            ("engine", "'tensorrtllm'"), id="unknown_engine_builder",
-        ),
-        pytest.param(
-            "deployments/local.yaml", ("http: 18400", "http: 80"),
-            ("places.cpu.staging.http: must be 1,024 to 65,535",), id="privileged_port",
-        ),
+        ("releases/demo.yaml", ("  required: true", "  requird: true"),
+         ("unknown key approval.requird", "did you mean required?")),
+        ("releases/demo.yaml", ("targets: [cpu]", "target: [cpu]"),  # and not as a missing key again
+         ("unknown key target", "did you mean targets?")),
+        ("releases/demo.yaml", ("  duration_seconds: 6", "  duration_seconds: 6s"),
+         ("workload.duration_seconds", "valid number", "'6s'")),
+        ("releases/demo.yaml", ("  dtype: float16", "  dtype: float8"),
+         ("baseline.dtype", "'float16' or 'bfloat16'", "'float8'")),
+        ("releases/demo.yaml", ("  id: demo/tiny-llama", "  id: tiny-llama"), ("model.id", "'tiny-llama'")),
+        ("releases/demo.yaml", ("policy: demo", "policy: demos"),
+         ("policy: there is no policies/demos.yaml", "policies/ has: demo, demo-chat, mlperf-")),
+        ("releases/demo.yaml", ("recipes: [int4_naive,", "recipes: [int3_naive,"),
+         ("recipes: there is no quantization/int3_naive.yaml", "int4_naive")),
+        ("releases/demo.yaml", ("targets: [cpu]", "targets: [cpu, cpu]"), ("targets: cpu is named twice",)),
+        ("releases/demo.yaml", ("targets: [cpu]", "targets: [h100]"),
+         ("targets: h100 has no place in deployment local", "add places.h100")),
+        ("releases/demo.yaml", ("  prompts: workloads/demo.jsonl", "  prompts: ../outside.jsonl"),
+         ("workload.prompts: ../outside.jsonl lies outside",)),
+        ("releases/demo.yaml", ("policy: demo", "policy: !!python/name:os.system"),
+         ("policy: not valid YAML", "the tag '!!python/name:os.system'")),
+        ("policies/demo.yaml", ("  attainment: 0.95", "  attainment: 95"),  # a percentage
+         ("load_test.attainment", "must be 0.01 to 0.999999", "95")),
+        ("targets/cpu.yaml", ("engine: openvino_cpu", "engine: tensorrtllm"), ("engine", "'tensorrtllm'")),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_error_that_names_file_line_and_key(configs, edit, name, change, fragments):
     line = edit(name, *change)
-
-    error = mistake_of(configs / "releases" / ("demo-rollback.yaml" if "rollback" in name else "demo.yaml"))
-
-    assert_says_once(error, configs / name, line, *fragments)
+    assert_says_once(mistake_of(configs / "releases" / "demo.yaml"), configs / name, line, *fragments)
 
 
 STEPS = "canary: steps_percent must rise and end at 100"

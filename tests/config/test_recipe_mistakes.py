@@ -27,47 +27,29 @@ def mistake_in(configs: Path, text: str) -> tuple[str, Path]:
     return str(caught.value), path
 
 
+AUTO = "weights: auto\nsearch:\n"
+
+
 @pytest.mark.parametrize(
     ("text", "line", "fragments"),
     [
-        pytest.param("weights: int5\n", 1, ("weights: Input should be", "'int5'"), id="unknown_format"),
-        pytest.param("weights: fp8\n", 1, ("fp8 has calibrated scales: add a calibration section",), id="no_data"),
-        pytest.param(
-            f"weights: int4_blockwise{CALIBRATION}", 1, ("uses no calibration: remove",), id="data_for_nothing"
-        ),
-        pytest.param(f"weights: auto{CALIBRATION}", 1, ("auto and a search section belong together",), id="no_search"),
-        pytest.param(
-            f"weights: auto\nsearch:\n  effective_bits: [6.0]{CALIBRATION}", 2, ("missing key search.formats",),
-            id="search_without_formats",
-        ),
-        pytest.param(
-            f"weights: auto\nsearch:\n  formats: []\n  effective_bits: [6.0]{CALIBRATION}", 3,
-            ("search.formats", "at least 1"), id="no_format_to_choose_from",
-        ),
-        pytest.param(
-            f"weights: auto\nsearch:\n  formats: [fp8_block]\n  effective_bits: [9.0]{CALIBRATION}", 3,
-            ("search.formats.0", "'fp8_block'"), id="format_that_cannot_be_searched",
-        ),
-        pytest.param(
-            f"weights: auto\nsearch:\n  formats: [int4_awq, fp8]\n  effective_bits: [6.0, 3.5]{CALIBRATION}", 2,
-            ("effective_bits must rise",), id="falling_bits",
-        ),
-        pytest.param(
-            f"weights: auto\nsearch:\n  formats: [int4_awq, fp8]\n  effective_bits: [3.5, 6.0]{CALIBRATION}", 2,
-            ("search: 3.5 bits cannot be reached: int4_awq has 4",), id="infeasible_bits",
-        ),
-        pytest.param(
-            f"weights: fp8{CALIBRATION}".replace("calibration/demo.jsonl", "'set:cnn_dailymial'"), 3,
-            ("no calibration set set:cnn_dailymial", "did you mean set:cnn_dailymail?"), id="unknown_set",
-        ),
-        pytest.param(
-            f"weights: fp8{CALIBRATION}".replace("calibration/demo.jsonl", "'set:ultrachat'"), 3,
-            ("set:ultrachat holds chats", "chat_template: true"), id="chats_without_template",
-        ),
-        pytest.param(
-            f"weights: fp8{CALIBRATION}".replace("demo.jsonl]", f"demo.jsonl{', set:wikitext' * 16}]"),
-            2, ("calibration: 16 samples are fewer than the sources",), id="source_without_a_share",
-        ),
+        ("weights: int5\n", 1, ("weights: Input should be", "'int5'")),
+        ("weights: fp8\n", 1, ("fp8 has calibrated scales: add a calibration section",)),
+        (f"weights: int4_blockwise{CALIBRATION}", 1, ("uses no calibration: remove",)),
+        (f"weights: auto{CALIBRATION}", 1, ("auto and a search section belong together",)),
+        (f"{AUTO}  effective_bits: [6.0]{CALIBRATION}", 2, ("missing key search.formats",)),
+        (f"{AUTO}  formats: []\n  effective_bits: [6.0]{CALIBRATION}", 3, ("search.formats", "at least 1")),
+        (f"{AUTO}  formats: [fp8_block]\n  effective_bits: [9.0]{CALIBRATION}", 3, ("search.formats.0", "'fp8_block'")),
+        (f"{AUTO}  formats: [int4_awq, fp8]\n  effective_bits: [6.0, 3.5]{CALIBRATION}", 2,
+         ("effective_bits must rise",)),
+        (f"{AUTO}  formats: [int4_awq, fp8]\n  effective_bits: [3.5, 6.0]{CALIBRATION}", 2,
+         ("search: 3.5 bits cannot be reached: int4_awq has 4",)),
+        (f"weights: fp8{CALIBRATION}".replace("calibration/demo.jsonl", "'set:cnn_dailymial'"), 3,
+         ("no calibration set set:cnn_dailymial", "did you mean set:cnn_dailymail?")),
+        (f"weights: fp8{CALIBRATION}".replace("calibration/demo.jsonl", "'set:ultrachat'"), 3,
+         ("set:ultrachat holds chats", "chat_template: true")),
+        (f"weights: fp8{CALIBRATION}".replace("demo.jsonl]", f"demo.jsonl{', set:wikitext' * 16}]"), 2,
+         ("calibration: 16 samples are fewer than the sources",)),
     ],
 )  # fmt: skip
 def test_a_wrong_recipe_is_told_with_its_line(configs: Path, text: str, line: int, fragments: tuple[str, ...]):

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,6 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 NOBODY = "127.0.0.1:9"
 """Where no hub answers, whatever runs on this host."""
-
-Edit = Callable[[str, str, str], None]
 
 
 @pytest.fixture(autouse=True)
@@ -41,15 +38,3 @@ def configs(tmp_path: Path) -> Path:
     text = text.replace("../../.envs/model/bin/python", sys.executable)
     path.write_text(text.replace("127.0.0.1:18180", NOBODY))
     return copy
-
-
-@pytest.fixture
-def edit(configs: Path) -> Edit:
-    """Replace one piece of a config file."""
-
-    def replace(name: str, old: str, new: str) -> None:
-        text = (configs / name).read_text()
-        assert old in text, f"{name} has no {old!r}"
-        (configs / name).write_text(text.replace(old, new, 1))
-
-    return replace

@@ -27,8 +27,3 @@ def figures_of(name: str) -> dict[str, Any]:
 @cache
 def facts_of(name: str) -> ModelFacts:
     return read_facts(ModelDocuments(config_of(name)))
-
-
-def known_facts(model_id: str) -> ModelFacts:
-    """By the name on the hub."""
-    return facts_of(model_id.rpartition("/")[2].removesuffix("-Instruct"))

@@ -1,31 +1,21 @@
 from __future__ import annotations
 
 import pytest
-from published import known_facts
+from judging import gpu_target, recipe
+from published import facts_of
 
 from llm_pipeline.catalog.tables import find_gpu
 from llm_pipeline.config.policy import AccuracyPolicy, CanaryPolicy
-from llm_pipeline.config.quantization import CALIBRATED, QuantizationRecipe
-from llm_pipeline.config.target import Target
 from llm_pipeline.planning.memory import PLAIN
 from llm_pipeline.planning.speed import RooflineEngine
 from llm_pipeline.planning.stage_cost import quantization_seconds, scoring_seconds
 from llm_pipeline.planning.task_pool import TaskItems, canary_warnings, gate_power, judge_task_placement, known_tasks
 
-SHAPE = known_facts("meta-llama/Llama-3.1-8B-Instruct")
-assert SHAPE is not None
-H200 = RooflineEngine(SHAPE, PLAIN, find_gpu("H200-SXM-141GB"))
+H200 = RooflineEngine(facts_of("Llama-3.1-8B"), PLAIN, find_gpu("H200-SXM-141GB"))
 
 
 def pool(**items: int | None) -> list[TaskItems]:
     return [TaskItems(name=name, items=number) for name, number in items.items()]
-
-
-def recipe(weights: str, samples: int) -> QuantizationRecipe:
-    fields: dict[str, object] = {"name": "r", "weights": weights}
-    if weights in CALIBRATED:
-        fields["calibration"] = {"sources": ["c.jsonl"], "samples": samples, "maximum_tokens": 512}
-    return QuantizationRecipe.model_validate(fields)
 
 
 def test_items_needed_fall_with_the_margin():
@@ -54,14 +44,10 @@ def test_a_pool_that_is_not_known_is_not_judged():
     assert "how many items other have is not known here" in power.warnings[0]
 
 
-def target(engine: str) -> Target:
-    return Target(name="t", accelerator="H200-SXM-141GB", engine=engine)
-
-
 def test_tasks_that_compare_likelihoods_are_served_where_the_engine_tells_them():
     tasks = [known_tasks()["mmlu"], known_tasks()["gsm8k"]]
-    assert judge_task_placement(tasks, ["mmlu", "gsm8k"], [target("vllm")]) == ((), ())
-    (refusal,), warnings = judge_task_placement(tasks, ["mmlu"], [target("vllm"), target("tensorrt_llm_llmapi")])
+    assert judge_task_placement(tasks, ["mmlu", "gsm8k"], [gpu_target(engine="vllm")]) == ((), ())
+    (refusal,), warnings = judge_task_placement(tasks, ["mmlu"], [gpu_target(engine="vllm"), gpu_target()])
     assert warnings == ()
     assert "mmlu is multiple_choice" in refusal.reason
     assert "tensorrt_llm_llmapi tells none" in refusal.reason
@@ -69,7 +55,7 @@ def test_tasks_that_compare_likelihoods_are_served_where_the_engine_tells_them()
 
 
 def test_tasks_of_which_nothing_is_known_are_a_warning():
-    refusals, (warning,) = judge_task_placement(pool(other=None), ["other"], [target("tensorrt_llm_engine")])
+    refusals, (warning,) = judge_task_placement(pool(other=None), ["other"], [gpu_target(engine="tensorrt_llm_engine")])
     assert refusals == ()
     assert "whether other are generative is not known here" in warning
 
@@ -79,7 +65,8 @@ def test_tasks_of_which_nothing_is_known_are_a_warning():
     [("fp8", 512, 18.8), ("int8_smoothquant", 512, 19.9), ("int4_awq", 64, 1.8 + 52.6 + 4.8), ("none", 0, 0.0)],
 )
 def test_measured_times_of_an_8b_model_on_an_h200_are_nearly_met(weights: str, samples: int, measured: float):
-    assert quantization_seconds(recipe(weights, samples), H200) == pytest.approx(measured, rel=0.2)
+    calibration = {"sources": ["c.jsonl"], "samples": samples, "maximum_tokens": 512} if samples else None
+    assert quantization_seconds(recipe(weights, calibration=calibration), H200) == pytest.approx(measured, rel=0.2)
 
 
 def test_each_item_costs_its_tokens_and_an_unknown_task_has_no_time():

@@ -6,19 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import judging
 import pytest
-from published import known_facts
+from judging import cpu_target, gpu_target, recipe
+from published import facts_of
 
 from llm_pipeline.catalog.tables import find_gpu
-from llm_pipeline.config.quantization import CALIBRATED, QuantizationRecipe
-from llm_pipeline.config.target import EngineLimits, KvCacheOptions, Parallelism, Target
+from llm_pipeline.config.target import EngineLimits, Parallelism
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.memory import (
     Engine,
     MemoryFit,
     fit_memory,
-    kv_bytes_per_token,
     rank_kv_bytes_per_request,
     rank_kv_bytes_per_token,
     rank_weight_bytes,
@@ -31,46 +29,8 @@ from llm_pipeline.release.loading import load_release
 ROOT = Path(__file__).parents[2]
 
 
-def shape_of(model: str) -> ModelFacts:
-    shape = known_facts(model)
-    assert shape is not None
-    return shape
-
-
-LLAMA_8B = shape_of("meta-llama/Llama-3.1-8B-Instruct")
-LLAMA_70B = shape_of("meta-llama/Llama-3.1-70B-Instruct")
-LLAMA_405B = shape_of("meta-llama/Llama-3.1-405B-Instruct")
-TINY = shape_of("demo/tiny-llama")
-
-
-def recipe(weights: str, **changes: Any) -> QuantizationRecipe:
-    fields: dict[str, Any] = {"name": "r", "weights": weights} | changes
-    if weights in CALIBRATED or fields.get("kv_cache", "none") != "none":
-        fields["calibration"] = {"sources": ["c.jsonl"], "samples": 1, "maximum_tokens": 8}
-    return QuantizationRecipe.model_validate(fields)
-
-
-@pytest.mark.parametrize(
-    ("model", "parameters"),
-    [
-        ("meta-llama/Llama-3.1-8B-Instruct", 8_030_261_248),
-        ("meta-llama/Llama-3.1-70B-Instruct", 70_553_706_496),
-        ("meta-llama/Llama-3.1-405B-Instruct", 405_853_388_800),
-        ("meta-llama/Llama-3.2-1B", 1_235_814_400),
-        ("meta-llama/Llama-3.2-3B", 3_212_749_824),
-        ("Qwen/Qwen2.5-0.5B", 494_032_768),
-        ("Qwen/Qwen2.5-1.5B", 1_543_714_304),
-        ("Qwen/Qwen2.5-3B", 3_085_938_688),
-        ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512),
-        ("Qwen/Qwen2.5-14B", 14_770_033_664),
-        ("Qwen/Qwen2.5-32B", 32_763_876_352),
-        ("Qwen/Qwen2.5-72B", 72_706_203_648),
-        ("Qwen/Qwen3-8B", 8_190_735_360),
-        ("mistralai/Mistral-7B-v0.3", 7_248_023_552),
-    ],
-)
-def test_parameters_are_those_of_the_hub(model: str, parameters: int):
-    assert shape_of(model).parameters == parameters
+LLAMA_8B, LLAMA_70B, LLAMA_405B = map(facts_of, ("Llama-3.1-8B", "Llama-3.1-70B", "Llama-3.1-405B"))
+LLAMA_1B, TINY = facts_of("Llama-3.2-1B"), facts_of("tiny-llama")
 
 
 @pytest.mark.parametrize(
@@ -84,7 +44,7 @@ def test_llama_8b_takes_what_an_h200_was_seen_to_export(weights: str, gigabytes:
 @pytest.mark.parametrize(
     ("shape", "weights", "gigabytes"),
     [
-        (shape_of("meta-llama/Llama-3.2-1B"), "none", 2.5),  # its head is the embedding table
+        (LLAMA_1B, "none", 2.5),  # its head is the embedding table
         (LLAMA_70B, "none", 141.1),
         (LLAMA_70B, "fp8", 72.7),
         (LLAMA_70B, "nvfp4", 42.7),
@@ -100,16 +60,16 @@ def test_other_models_take(shape: ModelFacts, weights: str, gigabytes: float):
 
 
 @pytest.mark.parametrize(
-    ("model", "weights", "parallelism", "gigabytes"),
+    ("shape", "weights", "parallelism", "gigabytes"),
     [
-        ("meta-llama/Llama-3.1-70B-Instruct", "none", {"tensor": 8}, 17.64),
-        ("meta-llama/Llama-3.1-70B-Instruct", "fp8", {"tensor": 8}, 9.08),  # 8.82, and embeddings and head at two bytes
-        ("meta-llama/Llama-3.1-8B-Instruct", "none", {"pipeline": 2}, 8.03),  # the embeddings or the head, not both
-        ("meta-llama/Llama-3.2-1B", "none", {}, 2.47),  # one table for both
+        (LLAMA_70B, "none", {"tensor": 8}, 17.64),
+        (LLAMA_70B, "fp8", {"tensor": 8}, 9.08),  # 8.82, and embeddings and head at two bytes
+        (LLAMA_8B, "none", {"pipeline": 2}, 8.03),  # the embeddings or the head, not both
+        (LLAMA_1B, "none", {}, 2.47),  # one table for both
     ],
 )
-def test_the_fullest_rank_holds(model: str, weights: str, parallelism: dict[str, int], gigabytes: float):
-    found = rank_weight_bytes(shape_of(model), recipe(weights), Parallelism(**parallelism))
+def test_the_fullest_rank_holds(shape: ModelFacts, weights: str, parallelism: dict[str, int], gigabytes: float):
+    found = rank_weight_bytes(shape, recipe(weights), Parallelism(**parallelism))
     assert found / 1e9 == pytest.approx(gigabytes, abs=0.01)
 
 
@@ -129,12 +89,6 @@ def test_the_head_is_quantized_where_the_recipe_does_not_exclude_it():
     assert saved == LLAMA_8B.embedding_parameters
 
 
-@pytest.mark.parametrize(("shape", "each"), [(LLAMA_8B, 131_072), (LLAMA_70B, 327_680), (LLAMA_405B, 516_096)])
-def test_kv_bytes_of_a_token_follow_the_kv_heads_not_the_attention_heads(shape: ModelFacts, each: int):
-    assert kv_bytes_per_token(shape) == each
-    assert kv_bytes_per_token(shape, element_bytes=1) == each // 2
-
-
 def test_kv_heads_are_split_over_ranks_and_copied_where_there_are_too_few():
     assert rank_kv_bytes_per_token(LLAMA_70B, Parallelism(tensor=8), 2) == 327_680 // 8
     assert rank_kv_bytes_per_token(LLAMA_70B, Parallelism(tensor=16), 2) == 327_680 // 8
@@ -147,10 +101,8 @@ def test_requests_take_whole_blocks():
 
 def fit(shape: ModelFacts, weights: str, sequences: int, capacity: int, **changes: Any) -> MemoryFit:
     limits = EngineLimits(maximum_sequences=sequences, maximum_tokens_per_request=8192, maximum_batched_tokens=8192)
-    kv_cache = KvCacheOptions.model_validate(changes.pop("kv_cache_options", {}))
-    engine = Engine(capacity=capacity, runtime=2 * 2**30, kv_cache=kv_cache)
-    parallelism = changes.pop("parallelism", Parallelism())
-    return fit_memory(shape, recipe(weights, **changes), engine, limits, parallelism)
+    engine = Engine(capacity=capacity, runtime=2 * 2**30)
+    return fit_memory(shape, recipe(weights, **changes), engine, limits, Parallelism())
 
 
 H100 = find_gpu("H100-SXM5-80GB").usable_bytes
@@ -170,20 +122,11 @@ def test_an_fp8_kv_cache_holds_twice_the_requests():
     assert quantized.largest_batch in (2 * plain.largest_batch, 2 * plain.largest_batch + 1)
 
 
-def gpu_target(**changes: Any) -> Target:
-    fields = {"name": "t", "accelerator": "H100-SXM5-80GB", "engine": "tensorrt_llm_llmapi"}
-    return Target.model_validate(fields | {"limits": {"maximum_tokens_per_request": 8192}} | changes)
-
-
 @pytest.mark.parametrize(("weights", "measured"), [("none", 134_624), ("fp8", 193_200)])
 def test_vllm_shares_the_whole_memory_as_measured_on_an_h200(weights: str, measured: int):
     limits = {"maximum_sequences": 128, "maximum_tokens_per_request": 1024, "maximum_batched_tokens": 4096}
-    target = gpu_target(
-        engine="vllm",
-        accelerator="H200-SXM-141GB",
-        limits=limits,
-        runtime={"kv_cache": {"free_memory_fraction": 0.24}},
-    )
+    runtime = {"kv_cache": {"free_memory_fraction": 0.24}}
+    target = gpu_target("H200-SXM-141GB", engine="vllm", limits=limits, runtime=runtime)
     fit, refused = judge_memory(target, recipe(weights), LLAMA_8B)
     assert refused is None
     assert fit is not None
@@ -195,7 +138,8 @@ def test_vllm_shares_the_whole_memory_as_measured_on_an_h200(weights: str, measu
     [("vllm", 0.2, "(20% of the whole for all three)"), ("tensorrt_llm_llmapi", 0.1, "(10% of the rest)")],
 )
 def test_the_refusal_says_what_the_engines_fraction_is_of(engine: str, fraction: float, words: str):
-    target = gpu_target(engine=engine, runtime={"kv_cache": {"free_memory_fraction": fraction}})
+    limits = {"maximum_tokens_per_request": 8192}
+    target = gpu_target(engine=engine, limits=limits, runtime={"kv_cache": {"free_memory_fraction": fraction}})
     _, refused = judge_memory(target, recipe("fp8"), LLAMA_8B)
     assert refused is not None
     assert words in refused.reason
@@ -203,7 +147,7 @@ def test_the_refusal_says_what_the_engines_fraction_is_of(engine: str, fraction:
 
 def test_weights_that_do_not_fit_at_all_need_fewer_bits_or_more_memory():
     limits = {"maximum_sequences": 16, "maximum_tokens_per_request": 8192}
-    _, refused = judge_memory(judging.gpu_target("L40S", limits=limits), recipe("none"), LLAMA_70B)
+    _, refused = judge_memory(gpu_target("L40S", limits=limits), recipe("none"), LLAMA_70B)
     assert refused is not None
     assert refused.nearest.startswith("weights of fewer bits, more tensor parallelism")
 
@@ -231,7 +175,7 @@ def test_disk_counts_download_recipes_and_two_copies_of_each_engine_that_holds_w
 
 def test_vllm_on_a_cpu_takes_its_share_of_the_machines_memory(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("llm_pipeline.planning.target_plan.total_memory_bytes", lambda: 80 * 10**9)
-    target = judging.cpu_target(engine="vllm", runtime={"kv_cache": {"free_memory_fraction": 0.4}})
+    target = cpu_target(engine="vllm", runtime={"kv_cache": {"free_memory_fraction": 0.4}})
     fit, refused = judge_memory(target, recipe("none"), LLAMA_8B)
     assert fit is not None
     assert fit.weights == pytest.approx(16.06e9, rel=0.01)  # in the baseline's 16 bits

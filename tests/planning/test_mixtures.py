@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from judging import gpu_target, recipe
 from published import config_of, facts_of
 
-from llm_pipeline.catalog.tables import find_gpu
 from llm_pipeline.config.target import Parallelism
 from llm_pipeline.model_facts.layout import caches
 from llm_pipeline.model_facts.words import ConfigWords
@@ -16,18 +14,9 @@ from llm_pipeline.planning.memory import (
     rank_kv_bytes_per_token,
     rank_weight_bytes,
 )
-from llm_pipeline.planning.speed import RooflineEngine, decode_step_seconds
 from llm_pipeline.planning.target_plan import judge_memory
 
-H200 = find_gpu("H200-SXM-141GB")
 PLAIN = recipe("none")
-
-
-def test_one_token_reads_its_own_experts_only():
-    mixtral = facts_of("Mixtral-8x7B")
-    read = 2 * (mixtral.active_parameters - mixtral.embedding_parameters - mixtral.other_parameters)
-    seconds = decode_step_seconds(RooflineEngine(mixtral, PLAIN, H200), 1, 0)
-    assert seconds == pytest.approx(read / (H200.mem_bw_gb_s * 1e9), rel=0.001)
 
 
 def test_a_latent_is_held_whole_by_every_rank():

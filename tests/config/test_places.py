@@ -1,4 +1,4 @@
-"""Where staging servers run: ports without a kind are a server of this host, as they always were."""
+"""Where servers run, and what splits traffic: ports without a kind are a server, or an Envoy, of this host."""
 
 import re
 from pathlib import Path
@@ -20,9 +20,8 @@ from llm_pipeline.config.router_place import MetricSource, RouterPlace
 from llm_pipeline.config.server_place import OpenAiSlot, ServerPlace, ServerPorts
 
 PLACE: TypeAdapter[Any] = TypeAdapter(ServerPlace)
-KINDS: dict[str, TypeAdapter[Any]] = {
-    "staging": PLACE, "router": TypeAdapter(RouterPlace), "metrics": TypeAdapter(MetricSource)
-}  # fmt: skip
+ROUTER: TypeAdapter[Any] = TypeAdapter(RouterPlace)
+KINDS: dict[str, TypeAdapter[Any]] = {"staging": PLACE, "router": ROUTER, "metrics": TypeAdapter(MetricSource)}
 EXAMPLE = Path(__file__).parents[2] / "configs" / "deployments" / "gpu-cluster.yaml"
 PORTS = {"http": 18400, "grpc": 18401, "metrics": 18402, "openai": 18403}
 
@@ -120,3 +119,41 @@ def test_slots_that_do_not_fit_are_refused(green: Any, words: str) -> None:
         with_slots(OPENAI_SLOT, green)
     assert words in str(raised.value)
     assert len(raised.value.errors()) <= 2
+
+
+ENVOY = {"port": 18000, "admin_port": 18001}
+SERVICE = {"name": "llm", "port": 8000}
+GATEWAY = {
+    "kind": "gateway_api", "namespace": "llm", "route": "llm",
+    "backends": {"blue": {"name": "llm-blue", "port": 8000}, "green": {"name": "llm-green", "port": 8000}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        (ENVOY, EnvoyPlace), (EnvoyPlace(**ENVOY), EnvoyPlace), (GATEWAY, GatewayApiPlace),
+    ],
+)  # fmt: skip
+def test_the_kind_of_a_router_decides_and_survives_being_written_down(given, kind):
+    place = ROUTER.validate_python(given)
+    assert type(place) is kind
+    assert ROUTER.validate_python(place.model_dump(mode="json")) == place
+
+
+def test_only_an_envoy_of_ours_takes_ports_of_this_host():
+    assert ROUTER.validate_python(ENVOY).ports_here() == (18000, 18001)
+    assert ROUTER.validate_python(GATEWAY).ports_here() == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({**ENVOY, "kind": "nginx"}, "kind"),
+        ({**ENVOY, "tls": {"certificate": "/a/tls.crt", "key": "/b/tls.key"}}, "in one directory"),
+        ({**GATEWAY, "backends": {"blue": SERVICE, "green": SERVICE}}, "two Services"),
+    ],
+)
+def test_a_router_that_cannot_be_is_refused(given, problem):
+    with pytest.raises(ValidationError, match=problem):
+        ROUTER.validate_python(given)
