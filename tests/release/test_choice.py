@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 
 from llm_pipeline.base.errors import Terminal
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.release.choice import RecipeAttempt, choose_recipe, recipes_in_words
+from llm_pipeline.release.contract import StageRequest, StageResult
+from llm_pipeline.release.execute import execute
 
 
 def attempt(recipe: str, verdict: Verdict, size: int, *, quantized: bool = True) -> RecipeAttempt:
@@ -102,3 +106,19 @@ def test_the_unquantized_model_is_chosen_where_every_quantized_one_was_judged():
     attempts = [attempt("fp8", Verdict.NO_GO, 800), attempt("none", Verdict.GO, 1600, quantized=False)]
     recipe, judgement = choose_recipe(attempts)
     assert (recipe, judgement.verdict) == ("none", Verdict.GO)
+
+
+def test_the_chosen_recipe_is_a_metric_of_the_stage_and_the_judgement_a_gate(tmp_path: Path) -> None:
+    attempts = [attempt("fp8", Verdict.GO, 800), attempt("int4", Verdict.NO_GO, 300)]
+    request = StageRequest(
+        release_id="demo",
+        stage="choose",
+        config={"attempts": [one.model_dump(mode="json") for one in attempts]},
+        store=f"file://{tmp_path}/store",
+        work_root=str(tmp_path / "work"),
+    )
+    result = execute(request)
+    assert isinstance(result, StageResult)
+    assert result.metrics == {"recipe": "fp8"}
+    assert result.judgement is not None
+    assert result.judgement.verdict is Verdict.GO

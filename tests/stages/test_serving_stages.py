@@ -1,11 +1,17 @@
-"""Staging, load test and staging down through the stage contract, on a real Triton server with a small model."""
+"""Staging, load test and staging down through the stage contract: on a real Triton, and on somebody's OpenAI API."""
 
 import json
 import shutil
 import socket
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from openai_server import CONTEXT, KEY, OpenAiDouble
 
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
@@ -24,6 +30,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 TRITON_HOME, PYTHON = ROOT / ".envs" / "triton", ROOT / ".envs" / "model" / "bin" / "python"
 TOY = ROOT / "tests" / "serving" / "toy_repository"
+CPU = load_yaml(ROOT / "configs/targets/cpu.yaml", Target).model_dump(mode="json")
 SEARCH = {
     "search": {"maximum_multiple": 2, "window_seconds": 1, "minimum_requests": 60},
     "regression": {"maximum_ratio": 50, "window_seconds": 1, "rounds": 4},
@@ -38,6 +45,14 @@ def free_ports() -> dict[str, int]:
     for one in sockets:
         one.close()
     return dict(zip(("http", "grpc", "metrics", "openai"), numbers, strict=True))
+
+
+def run_stage(root: Path, stage: str, config: dict[str, Any], **inputs: ArtifactRef) -> StageResult | StageFailure:
+    request = StageRequest(
+        release_id="r1", stage=stage, subject="cpu", config=config, inputs=inputs, store=f"file://{root}/store",
+        work_root=str(root / "work"),
+    )  # fmt: skip
+    return execute(request)
 
 
 class Release:
@@ -63,12 +78,7 @@ class Release:
         return self.store.publish("model_repository", directory)
 
     def run(self, stage: str, config: dict, **inputs: ArtifactRef) -> StageResult | StageFailure:
-        return execute(
-            StageRequest(
-                release_id="r1", stage=stage, subject="cpu", config=config, inputs=inputs,
-                store=self.store.uri, work_root=str(self.root / "work"),
-            )
-        )  # fmt: skip
+        return run_stage(self.root, stage, config, **inputs)
 
     def stage(self, repository: ArtifactRef | None = None) -> StageResult | StageFailure:
         config = self.slot | {"policy": {"ready_timeout_seconds": 20}}
@@ -76,10 +86,9 @@ class Release:
 
     @property
     def slot(self) -> dict:
-        target = load_yaml(ROOT / "configs/targets/cpu.yaml", Target)
         return {
             "place": self.ports, "state": str(self.state), "release_name": "demo",
-            "served": target.model_dump(mode="json"), "triton_home": str(TRITON_HOME), "python": str(PYTHON),
+            "served": CPU, "triton_home": str(TRITON_HOME), "python": str(PYTHON),
         }  # fmt: skip
 
     def load_test(
@@ -184,3 +193,32 @@ def test_a_server_that_somebody_started_without_a_name_is_not_trusted(release):
         triton_home=TRITON_HOME, python=PYTHON, state=release.state,
     )  # fmt: skip
     assert release.load_test().error.type == "IntegrityError"
+
+
+def test_a_candidate_is_staged_on_somebodys_server_and_no_record_has_its_key(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("TEST_KEY", KEY)
+    asked = [{"prompt": f"w{n} v{n} u{n}", "max_tokens": 8, "temperature": 0} for n in range(20)]
+    with OpenAiDouble(key=KEY) as server:
+        golden = [
+            {"prompt": one["prompt"], "completion": "".join(server._answer(one, "")[0]), "max_tokens": 8}
+            for one in asked
+        ]
+        (tmp_path / "made").mkdir()
+        (tmp_path / "made" / "golden.jsonl").write_text("".join(json.dumps(one) + "\n" for one in golden))
+        repository = open_store(f"file://{tmp_path}/store").publish("model_repository", tmp_path / "made")
+        endpoint = {
+            "url": server.url, "metrics_url": server.metrics_url, "openai_model": "llm", "api_key_variable": "TEST_KEY"
+        }  # fmt: skip
+        slot = {
+            "place": {"kind": "openai", "endpoint": endpoint}, "state": str(tmp_path / "slot"), "release_name": "demo",
+            "served": CPU | {"limits": CPU["limits"] | {"maximum_tokens_per_request": CONTEXT}},
+        }  # fmt: skip
+        policy = {"ready_timeout_seconds": 20}
+        staged = run_stage(tmp_path, "staging", {**slot, "policy": policy}, repository=repository)
+        assert isinstance(staged, StageResult), staged
+        assert staged.judgement.verdict is Verdict.GO, staged.judgement.summary
+        stopped = [run_stage(tmp_path, "staging_down", slot).metrics["was_running"] for _ in range(2)]
+        assert stopped == [1, 0]
+    written = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+    assert KEY.encode() not in written
+    assert KEY not in caplog.text + staged.model_dump_json()
