@@ -35,20 +35,6 @@ from llm_pipeline.store.artifact_store import Document
 
 MODEL = "organisation/model"
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
-UNSHARED = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
-ASK_ELSEWHERE = """
-import sys
-from datetime import UTC, datetime
-from llm_pipeline.release.claim import Claimant, LocalProcess, ReleaseClaim
-from llm_pipeline.store import open_store
-now = datetime.now(UTC)
-claimant = Claimant(party=LocalProcess.here(), release="tiny", since=now, renewed_at=now, stale_after_hours=48.0)
-claim = ReleaseClaim(open_store(sys.argv[1]), sys.argv[2], claimant)
-print("waits" if claim.ask() else "holds", flush=True)
-sys.stdin.readline()
-print("waits" if claim.ask() else "holds", flush=True)
-sys.stdin.read()
-"""
 
 
 @pytest.fixture
@@ -56,17 +42,11 @@ def store(tmp_path):
     return open_store(f"file://{tmp_path}/store")
 
 
-def claimant(number: int, *, airflow: str = "a", **known) -> Claimant:
-    """A DAG run's claimant."""
+def claimant(number: int, *, airflow: str = "a", party: LocalProcess | None = None) -> Claimant:
+    """A DAG run's claimant, or a process's."""
+    run = AirflowRun(airflow=airflow, dag_id="release__tiny", run_id=f"run-{number}")
     now = datetime.now(UTC)
-    values = {
-        "party": AirflowRun(airflow=airflow, dag_id="release__tiny", run_id=f"run-{number}"),
-        "release": "tiny",
-        "since": now,
-        "renewed_at": now,
-        "stale_after_hours": 48.0,
-    }
-    return Claimant.model_validate(values | known)
+    return Claimant(party=party or run, release="tiny", since=now, renewed_at=now, stale_after_hours=48.0)
 
 
 def claim(store, number: int, over: frozenset[str] = frozenset(), **known) -> ReleaseClaim:
@@ -165,7 +145,7 @@ class TestTheDead:
         long_ago = datetime.now(UTC) - timedelta(hours=2)
         claim(store, 1).ask()
         claim(store, 2).ask()
-        backdate_line(store, long_ago)
+        backdate(store, long_ago)
         claim(store, 1).give_back()
         assert claim(store, 3).ask() is None
 
@@ -183,25 +163,6 @@ class TestTheDead:
         here = LocalProcess.here()
         claim(store, 1, party=here.model_copy(update={"start_ticks": here.start_ticks - 1})).ask()
         assert claim(store, 2).ask() is None
-
-    def test_a_process_of_another_namespace_on_a_host_of_the_same_name_is_judged_by_its_silence(self, store):
-        """Both ways: this process holds and asks; neither sees the other one's pids."""
-        if subprocess.run([*UNSHARED, "true"], check=False, capture_output=True).returncode:
-            pytest.skip("no namespace of processes can be made here: it takes root")
-        held = ReleaseClaim(store, MODEL, claimant(1, party=LocalProcess.here()))
-        held.ask()
-        command = [*UNSHARED, sys.executable, "-c", ASK_ELSEWHERE, store.uri, MODEL]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as elsewhere:
-            assert elsewhere.stdout.readline() == "waits\n"
-            assert read_claim(store, MODEL).holder.party == held._party
-            held.give_back()
-            elsewhere.stdin.write("ask\n")
-            elsewhere.stdin.flush()
-            assert elsewhere.stdout.readline() == "holds\n"
-            assert claim(store, 3).ask() is not None
-            backdate(store, datetime.now(UTC) - timedelta(hours=49))
-            assert claim(store, 3).ask() is None
-            elsewhere.stdin.close()
 
     @pytest.mark.parametrize("pids", ["", "another-boot pid:[4026531836]"])
     def test_a_process_that_cannot_be_seen_from_here_is_judged_by_its_silence(self, store, pids):
@@ -270,18 +231,13 @@ def command(root, *arguments: str) -> list[str]:
     return [line.partition(", since")[0] for line in said.getvalue().splitlines()]
 
 
-def backdate_line(store, when: datetime) -> None:
+def backdate(store, when: datetime) -> None:
+    """Let nobody have been heard of since then."""
     document = store.read_document(claim_name(MODEL))
     state = ClaimState.model_validate(document.value)
-    line = tuple(one.model_copy(update={"renewed_at": when}) for one in state.waiting)
-    state = ClaimState(holder=state.holder, waiting=line)
+    holder, *line = (one.model_copy(update={"renewed_at": when}) for one in state.everyone)
+    state = ClaimState(holder=holder, waiting=tuple(line))
     store.write_document(claim_name(MODEL), state.model_dump(mode="json"), document.revision)
-
-
-def backdate(store, when: datetime) -> None:
-    document = store.read_document(claim_name(MODEL))
-    held = ClaimState.model_validate(document.value).holder.model_copy(update={"renewed_at": when})
-    store.write_document(claim_name(MODEL), ClaimState(holder=held).model_dump(mode="json"), document.revision)
 
 
 class Interrupted:

@@ -67,16 +67,24 @@ def flow(store: ArtifactStore, resolved_at: datetime, **changes: Any) -> Release
     return ReleaseProgress(store, record)
 
 
-def packaged(store: ArtifactStore) -> None:
-    result = StageResult(
-        release_id="r1",
-        stage="package",
-        subject="cpu",
-        key="k" * 64,
-        artifacts={"repository": REPOSITORY},
-        timings=Timings(started_at=MORNING, total_seconds=1.0),
+def write_result(store: ArtifactStore, stage: str, subject: str, release_id: str = "r1", **made: Any) -> StageResult:
+    """A stage's result in a release."""
+    result = StageResult.model_validate(
+        {
+            "release_id": release_id,
+            "stage": stage,
+            "subject": subject,
+            "key": "k" * 64,
+            "timings": Timings(started_at=MORNING, total_seconds=1.0),
+            **made,
+        }
     )
-    store.write_document(results_name("r1", "package", "cpu"), result.model_dump(mode="json"), None)
+    store.write_document(results_name(release_id, stage, subject), result.model_dump(mode="json"), None)
+    return result
+
+
+def packaged(store: ArtifactStore) -> None:
+    write_result(store, "package", "cpu", artifacts={"repository": REPOSITORY})
 
 
 def canary(store: ArtifactStore, resolved_at: datetime, percent: str) -> CanaryConfig:
@@ -143,14 +151,11 @@ def judged(store: ArtifactStore, recipe: str, verdict: Verdict, *, quantized_aga
         ("accuracy", {"checkpoint": first}, {}),
     ):
         content = KeyContent(stage=stage, version=1, subject=recipe, config={}, inputs=inputs, tools={})
-        result = StageResult(
-            release_id="r1", stage=stage, subject=recipe, key=content.key, artifacts=artifacts, metrics={"bytes": 7},
-            judgement=judge("judged", [fact]) if inputs else None,
-            timings=Timings(started_at=MORNING, total_seconds=1.0),
-        )  # fmt: skip
+        judgement = judge("judged", [fact]) if inputs else None
+        made = {"key": content.key, "artifacts": artifacts, "metrics": {"bytes": 7}, "judgement": judgement}
+        result = write_result(store, stage, recipe, **made)
         with Lease(store, stage_record_name(content.key)) as lease:
             lease.conclude(StageRecord(content=content, result=result).model_dump(mode="json"))
-        store.write_document(results_name("r1", stage, recipe), result.model_dump(mode="json"), None)
 
 
 def climbing(store: ArtifactStore, **ladders: tuple[str, ...]) -> ReleaseProgress:
@@ -192,11 +197,7 @@ def test_a_target_chooses_from_its_own_ladder_errors_included(store) -> None:
 
 
 def test_a_target_without_a_recipe_builds_nothing(store) -> None:
-    result = StageResult(
-        release_id="r1", stage="choose", subject="cpu", key="k" * 64, metrics={"recipe": None},
-        timings=Timings(started_at=MORNING, total_seconds=1.0),
-    )  # fmt: skip
-    store.write_document(results_name("r1", "choose", "cpu"), result.model_dump(mode="json"), None)
+    write_result(store, "choose", "cpu", metrics={"recipe": None})
     with pytest.raises(MissingResult, match="no recipe passed for cpu"):
         flow(store, MORNING).request("build", "cpu")
 
@@ -206,11 +207,7 @@ def scored(store: ArtifactStore, release_id: str, directory: Path) -> ArtifactRe
     directory.mkdir()
     (directory / "items.jsonl").write_text(release_id)
     evaluation = store.publish("evaluation", directory)
-    result = StageResult(
-        release_id=release_id, stage="baseline", subject="", key="k" * 64, artifacts={"evaluation": evaluation},
-        timings=Timings(started_at=MORNING, total_seconds=1.0),
-    )  # fmt: skip
-    store.write_document(results_name(release_id, "baseline", ""), result.model_dump(mode="json"), None)
+    write_result(store, "baseline", "", release_id, artifacts={"evaluation": evaluation})
     return evaluation
 
 

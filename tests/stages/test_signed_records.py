@@ -181,26 +181,27 @@ def test_an_input_that_is_not_as_it_was_signed_stops_a_stage_before_it_does_anyt
     assert named in outcome.error.message
 
 
+@pytest.fixture
+def unsigned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    site = Site(tmp_path, None)
+    monkeypatch.setattr(execution, "load_stage", lambda _name: site.stage)
+    return site
+
+
 @pytest.mark.parametrize("change", [{"key": "0" * 64}, {"stage": "quantize"}, {"subject": "fp8"}])
 def test_without_signatures_a_record_that_contradicts_itself_is_computed_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, str]
+    unsigned: Site, change: dict[str, str]
 ) -> None:
-    site = Site(tmp_path, None)
-    monkeypatch.setattr(execution, "load_stage", lambda _name: site.stage)
-    mine = site.run()
-    site.edit(stage_record_name(mine.key), lambda document: _result(document).update(change))
-    assert [site.run().reused, site.run().reused] == [False, True]
+    mine = unsigned.run()
+    unsigned.edit(stage_record_name(mine.key), lambda document: _result(document).update(change))
+    assert [unsigned.run().reused, unsigned.run().reused] == [False, True]
 
 
-def test_without_signatures_the_record_of_another_key_is_computed_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site = Site(tmp_path, None)
-    monkeypatch.setattr(execution, "load_stage", lambda _name: site.stage)
-    other, mine = site.run("other"), site.run()
-    theirs = site.content(stage_record_name(other.key))
-    site.edit(stage_record_name(mine.key), lambda document: document.update(theirs))
-    assert site.run().artifacts == mine.artifacts
+def test_without_signatures_the_record_of_another_key_is_computed_again(unsigned: Site) -> None:
+    other, mine = unsigned.run("other"), unsigned.run()
+    theirs = unsigned.content(stage_record_name(other.key))
+    unsigned.edit(stage_record_name(mine.key), lambda document: document.update(theirs))
+    assert unsigned.run().artifacts == mine.artifacts
 
 
 class TestResults:
