@@ -15,18 +15,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from own_model_page import PAGE, ROOT, blocks
+from own_model_page import ROOT, blocks
 
 from llm_pipeline.base.errors import ExitCode
 from llm_pipeline.cli import main
 from llm_pipeline.release.loading import load_release
-
-
-def test_the_first_answer_is_six_commands_from_a_clone():
-    before = PAGE.read_text().partition("```bash")[0].split("```")[1].strip()
-    assert len(before.splitlines()) + len(blocks()) == 6
-    assert before.startswith("git clone")
-    assert "curl" in blocks()[-1]
 
 
 def test_the_release_of_the_page_is_valid_and_of_the_directory_that_is_named(tmp_path):
@@ -37,16 +30,6 @@ def test_the_release_of_the_page_is_valid_and_of_the_directory_that_is_named(tmp
     assert loaded.release.model.source == "file:///a/model"
     router = loaded.deployment.places["cpu"].router
     assert f"127.0.0.1:{router.port}/v1/completions" in blocks()[-1]
-
-
-def test_commands_of_the_page_are_commands(capsys):
-    commands = re.findall(r"llm-pipeline (\w+) configs", "\n".join(blocks()))
-    assert commands == ["plan", "run"]
-    for command in commands:
-        with pytest.raises(SystemExit) as ended:
-            main([command, "--help"])
-        assert ended.value.code == 0
-    assert "--approve" in capsys.readouterr().out
 
 
 def on_other_ports(text: str) -> str:

@@ -86,7 +86,7 @@ def test_an_envoy_needs_addresses_of_plain_http(problem, on_openai, url: str) ->
 
 def test_a_drill_needs_servers_that_are_started_here(problem, on_openai, edit) -> None:
     on_openai()
-    edit("releases/demo.yaml", "policy: demo", "policy: demo\ndrill: { delay_milliseconds: 300 }")
+    edit("releases/demo.yaml", "policy: demo", f"policy: demo\n{DRILL}")
     assert "a drill needs servers that are started here" in problem(ROUTER)
 
 
@@ -103,45 +103,26 @@ def test_what_users_can_reach_at_somebody_elses_router_is_told(configs: Path, ed
     assert told in plan_release(configs / "releases" / "demo.yaml", store_seconds=0).warnings
 
 
-def test_nothing_is_left_to_the_operator_of_an_envoy(configs: Path) -> None:
-    assert list(router_warnings(load_release(configs / "releases" / "demo.yaml"))) == []
+OWN, OPENAI_ONLY = "engine: vllm\nserver: vllm", "only_openai: true, "
+DRILL = "drill: { delay_milliseconds: 300 }"
 
 
-OWN = "engine: vllm\nserver: vllm"
-
-
-@pytest.fixture
-def own_server(configs: Path, edit):
-    """Have the demo's target be served by vLLM's own server, and its router offer OpenAI's API alone."""
-
-    def change(target: str = OWN, router: str = "only_openai: true, ") -> list[str]:
-        edit("targets/cpu.yaml", "engine: openvino_cpu", target)
-        if router:
-            edit("deployments/local.yaml", ROUTER, ROUTER.replace("{ ", "{ " + router, 1))
-        loaded = load_release(configs / "releases" / "demo.yaml")
-        try:
-            check_routers(loaded)
-        except ConfigError as error:
-            return error.message.splitlines()
-        return []
-
-    return change
-
-
-def test_an_engines_own_server_needs_its_command(own_server) -> None:
-    (told,) = own_server()
-    assert told.startswith("target cpu: there is no command vllm beside ")
-
-
-def test_users_of_an_own_server_are_offered_openais_api_alone(own_server) -> None:
-    assert own_server(router="")[0].startswith("target cpu: vllm has none of Triton's routes")
-
-
-def test_a_server_of_another_engine_is_refused(own_server) -> None:
-    told = "target cpu: server of engine openvino_cpu may be triton, not vllm"
-    assert own_server("engine: openvino_cpu\nserver: vllm") == [told]
-
-
-def test_an_own_server_obeys_no_drill(own_server, edit) -> None:
-    edit("releases/demo.yaml", "policy: demo", "policy: demo\ndrill: { delay_milliseconds: 300 }")
-    assert "target cpu: a drill is made by the model's code in Triton, and vllm has none" in own_server()
+@pytest.mark.parametrize(
+    ("target", "router", "drill", "told"),
+    [
+        (OWN, OPENAI_ONLY, "", "target cpu: there is no command vllm beside "),
+        (OWN, "", "", "target cpu: vllm has none of Triton's routes"),
+        (OWN, OPENAI_ONLY, DRILL, "target cpu: a drill is made by the model's code in Triton, and vllm has none"),
+        ("engine: openvino_cpu\nserver: vllm", OPENAI_ONLY, "",
+         "target cpu: server of engine openvino_cpu may be triton, not vllm"),
+    ],
+)  # fmt: skip
+def test_what_an_engines_own_server_lacks_is_told(
+    configs: Path, edit, *, target: str, router: str, drill: str, told: str
+) -> None:
+    edit("targets/cpu.yaml", "engine: openvino_cpu", target)
+    edit("deployments/local.yaml", ROUTER, ROUTER.replace("{ ", "{ " + router, 1))
+    edit("releases/demo.yaml", "policy: demo", f"policy: demo\n{drill}")
+    with pytest.raises(ConfigError) as refused:
+        check_routers(load_release(configs / "releases" / "demo.yaml"))
+    assert any(line.startswith(told) for line in refused.value.message.splitlines())
