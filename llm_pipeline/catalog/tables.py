@@ -69,12 +69,10 @@ class Container(_Fact):
     Attributes:
         image: Image with its tag.
         tensorrt_llm: Version of TensorRT-LLM inside.
-        driver: Driver it was built for, if known.
     """
 
     image: str
     tensorrt_llm: str
-    driver: str | None = None
 
 
 class SupportCell(_Fact):
@@ -189,11 +187,6 @@ def find_family(model_id: str) -> str | None:
         if any(fnmatchcase(name, pattern) for pattern in row["models"]):
             return family
     return None
-
-
-def families() -> tuple[str, ...]:
-    """The rows of NVIDIA's tables of models."""
-    return tuple(_families())
 
 
 def lists_format(family: str, row: str, column: Column) -> bool:

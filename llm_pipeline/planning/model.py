@@ -10,11 +10,10 @@ from llm_pipeline.base.quantities import byte_size, duration
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.base.untrusted_text import one_line
 from llm_pipeline.config.release import ResolvedRelease
-from llm_pipeline.loadtest.duration import SampleSize
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.stage_cost import PlannedStage, TotalCost
 from llm_pipeline.planning.target_plan import TargetPlan
-from llm_pipeline.planning.task_pool import GatePower, TaskItems
+from llm_pipeline.planning.task_pool import TaskItems
 
 
 class DiskPlan(Frozen):
@@ -64,8 +63,6 @@ class Plan(Frozen):
         disk: None where the model's sizes are not known.
         ladders: Names of the recipes that are legal on each target, cheapest first.
         tasks: The tasks that are scored on the checkpoint.
-        gates: What the accuracy gates need, and what they have.
-        load_test: Requests that the load gate needs to say GO, and those that it has.
         warnings: Nothing of this stops the release; all of it deserves a look.
     """
 
@@ -83,8 +80,6 @@ class Plan(Frozen):
     disk: DiskPlan | None
     ladders: dict[str, tuple[str, ...]]
     tasks: tuple[TaskItems, ...]
-    gates: tuple[GatePower, ...]
-    load_test: SampleSize
     warnings: tuple[str, ...]
 
 
@@ -95,28 +90,6 @@ def _short(what: str, need: int, free: int) -> tuple[str, ...]:
 def indented_columns(rows: Sequence[Sequence[str]], numbers_from: int) -> list[str]:
     """Rows of cells as indented lines; columns from `numbers_from` on are set flush right."""
     return [f"  {line}" for line in text_table.aligned(rows, right=range(numbers_from, len(rows[0])))]
-
-
-def gate_lines(tasks: Sequence[TaskItems], gates: Sequence[GatePower]) -> list[str]:
-    """The items that each accuracy gate has, beside those that it needs."""
-    pool = ", ".join(f"{task.name} {_or(task.items, '?')}" for task in tasks)
-    rows = [("gate", "margin", "items", "needed")]
-    for gate in gates:
-        margins = f"{100 * gate.margin:g} / {100 * gate.task_margin:g} pt"
-        rows.append((gate.gate, margins, _or(gate.available, "?"), str(gate.needed)))
-    title = "evidence (needed: items with which a recipe that lost nothing passes in eight of ten cases)"
-    return [title, f"  {pool}", *indented_columns(rows, 2)]
-
-
-def load_lines(size: SampleSize) -> list[str]:
-    """The requests that the load gate needs to say GO, beside those that it has."""
-    has = f"{size.requests} in {size.windows} windows, more where requests wait long for one another"
-    needed = f"{size.needed} when none misses, {size.needed_with_misses} when half of the tolerated share does"
-    return [f"load test (requests at the workload's rate): {has}; needed {needed}"]
-
-
-def _or(number: int | None, otherwise: str) -> str:
-    return otherwise if number is None else str(number)
 
 
 def expected_warnings(release: ResolvedRelease) -> Iterator[str]:
@@ -187,8 +160,6 @@ def format_plan(plan: Plan) -> str:
         _headline(plan),
         stage_lines(plan),
         *(_target(target, plan.ladders[target.name]) for target in plan.targets),
-        gate_lines(plan.tasks, plan.gates),
-        load_lines(plan.load_test),
         _disk(plan),
     ]
     if plan.warnings:
@@ -222,12 +193,11 @@ def _headline(plan: Plan) -> list[str]:
 def _target(target: TargetPlan, ladder: Sequence[str]) -> list[str]:
     device = target.accelerator
     if target.accelerators:
-        device = f"{target.accelerators} x {target.accelerator} ({target.architecture})"
+        device = f"{target.accelerators} x {target.accelerator}"
     runtime = " ".join(part for part in (target.engine, target.runtime_version) if part)
     lines = [f"target {target.name}: {device}, {runtime}"]
     if target.container:
         lines.append(f"  {target.container}@{target.digest}" if target.digest else f"  {target.container}, not pinned")
-        lines[-1] += f", driver {target.driver}" if target.driver else ""
     rows = [("recipe", "format", "legal", "weights", "KV wanted", "KV free", "fits", "max batch")]
     for recipe in target.recipes:
         memory, fit = ("-",) * 5, recipe.memory

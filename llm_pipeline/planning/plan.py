@@ -40,7 +40,7 @@ from llm_pipeline.planning.target_plan import TargetPlan, plan_target
 from llm_pipeline.planning.task_pool import (
     canary_warnings,
     check_tasks,
-    gate_power,
+    gate_warnings,
     judge_task_placement,
     load_test_warnings,
     task_pool,
@@ -152,11 +152,6 @@ def plan_release(
     legal = {target.name: {recipe.recipe for recipe in target.recipes if recipe.legal} for target in targets}
     ladders = {name: tuple(recipe for recipe in order if recipe in recipes) for name, recipes in legal.items()}
     served = [task for task in tasks if task.name in release.evaluation.served_tasks]
-    gates = (
-        gate_power("accuracy", tasks, release.policy.accuracy),
-        gate_power("served_accuracy", served, release.policy.served_accuracy),
-    )
-    requests = sample_size(release.workload, release.policy.load_test)
     predicted = predicted_seconds(loaded, facts, tasks, ladders)
     seen = answer_of(asked, loaded)
     costs = {step: step_cost(loaded, step, seen.history, predicted.get(step)) for step in steps}
@@ -176,8 +171,6 @@ def plan_release(
         disk=disk,
         ladders=ladders,
         tasks=tasks,
-        gates=gates,
-        load_test=requests,
         warnings=(
             *seen.warnings,
             *model.warnings,
@@ -190,8 +183,9 @@ def plan_release(
             *task_warnings,
             *placement_warnings,
             *expected_warnings(release),
-            *(line for gate in gates for line in gate.warnings),
-            *load_test_warnings(requests),
+            *gate_warnings("accuracy", tasks, release.policy.accuracy),
+            *gate_warnings("served_accuracy", served, release.policy.served_accuracy),
+            *load_test_warnings(sample_size(release.workload, release.policy.load_test)),
             *canary_warnings(release.policy.canary, release.workload.rate_per_second),
             *release_checks.adapter_warnings(loaded),
             *release_checks.router_warnings(loaded),

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from llm_pipeline.base.errors import located
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.catalog.tables import find_container, find_gpu
+from llm_pipeline.catalog.tables import find_gpu
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
 from llm_pipeline.config.target import EngineBuilderName, EngineLimits, Parallelism, Target
@@ -157,22 +157,18 @@ class TargetPlan(Frozen):
 
     Attributes:
         accelerators: GPUs of one engine instance; 0 on a CPU.
-        architecture: Compute capability of the GPU; empty on a CPU.
         container: Image with its tag.
         digest: What the image is pinned to; None for nothing, so that the tag may come to mean another image.
-        driver: Driver version that the container was built for, if known.
         warnings: What works there though not as written, whatever the recipe.
     """
 
     name: str
     accelerator: str
     accelerators: int
-    architecture: str = ""
     engine: EngineBuilderName
     runtime_version: str | None = None
     container: str | None = None
     digest: str | None = None
-    driver: str | None = None
     warnings: tuple[str, ...] = ()
     recipes: tuple[RecipePlan, ...]
 
@@ -214,17 +210,14 @@ def plan_target(loaded: LoadedRelease, target: Target, facts: ModelFacts | None)
         gpu = None if target.accelerator == "cpu" else find_gpu(target.accelerator)
     recipes = tuple(_plan_recipe(loaded, target, recipe, facts) for recipe in loaded.release.recipes)
     image, _, digest = (target.container or "").partition("@")
-    known = find_container(image)
     return TargetPlan(
         name=target.name,
         accelerator=target.accelerator,
         accelerators=target.accelerator_count if gpu else 0,
-        architecture=gpu.sm if gpu else "",
         engine=target.engine,
         runtime_version=target.runtime_version,
         container=image or None,
         digest=digest or None,
-        driver=known.driver if known else None,
         warnings=tuple(target_warnings(target)) if gpu and any(recipe.legal for recipe in recipes) else (),
         recipes=recipes,
     )

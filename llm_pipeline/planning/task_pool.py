@@ -169,50 +169,20 @@ POWER = 0.8
 """Below this chance that a lossless model passes, the plan warns."""
 
 
-class GatePower(Frozen):
-    """One accuracy gate before anything is spent on it.
-
-    Attributes:
-        gate: `accuracy` or `served_accuracy`.
-        margin: Largest acceptable loss over all tasks, a fraction.
-        task_margin: The same for each task.
-        available: Items of all its tasks; None where they are not known.
-        needed: Items of all tasks together with which a model that lost nothing passes in eight of ten cases, where
-            as many items flip as good 4-bit formats show.
-        warnings: What keeps it from deciding.
-    """
-
-    gate: str
-    margin: float
-    task_margin: float
-    available: int | None
-    needed: int
-    warnings: tuple[str, ...]
-
-
-def gate_power(gate: str, tasks: Sequence[TaskItems], policy: AccuracyPolicy) -> GatePower:
-    """What a gate needs, and what it has.
+def gate_warnings(gate: str, tasks: Sequence[TaskItems], policy: AccuracyPolicy) -> tuple[str, ...]:
+    """What keeps an accuracy gate from deciding, before anything is spent on it.
 
     Args:
-        gate: Its name.
+        gate: `accuracy` or `served_accuracy`.
         tasks: What is asked; a group is one task.
         policy: When a loss is too much.
     """
     known = {task.name: task.items for task in tasks if task.items is not None}
-    available = sum(known.values()) if len(known) == len(tasks) else None
-    if available is not None:
-        warnings = [*_too_few(known, policy)]
-    else:
-        unknown = ", ".join(task.name for task in tasks if task.items is None)
-        warnings = [f"how many items {unknown} have is not known here, so whether they suffice is not judged"]
-    return GatePower(
-        gate=gate,
-        margin=policy.margin,
-        task_margin=policy.task_margin,
-        available=available,
-        needed=items_needed(policy.margin, TYPICAL_FLIPS, policy.confidence, POWER),
-        warnings=tuple(f"{gate}: {line}" for line in warnings),
-    )
+    if unknown := [task.name for task in tasks if task.name not in known]:
+        return (
+            f"{gate}: how many items {', '.join(unknown)} have is not known here: whether they suffice is not judged",
+        )
+    return tuple(f"{gate}: {line}" for line in _too_few(known, policy))
 
 
 def _too_few(known: Mapping[str, int], policy: AccuracyPolicy) -> Iterator[str]:

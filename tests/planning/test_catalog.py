@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 
 from llm_pipeline.catalog.tables import (
-    families,
     find_container,
     find_family,
     find_gpu,
@@ -25,7 +24,7 @@ def test_usable_memory_is_what_the_driver_reports_where_that_is_known(name: str,
 def test_a_container_is_found_by_its_tag_whatever_its_registry_and_digest():
     container = find_container(f"registry.example.com/m/tritonserver:26.07-trtllm-python-py3@sha256:{'0' * 64}")
     assert container is not None
-    assert (container.tensorrt_llm, container.driver) == ("1.2.1", "590.44.01")
+    assert container.tensorrt_llm == "1.2.1"
     assert find_container("nvcr.io/nvidia/tritonserver:27.99-trtllm-python-py3") is None
 
 
@@ -43,4 +42,3 @@ def test_a_container_is_found_by_its_tag_whatever_its_registry_and_digest():
 )
 def test_models_belong_to_the_family_of_their_name(model: str, family: str | None):
     assert find_family(model) == family
-    assert family is None or family in families()

@@ -170,7 +170,7 @@ def test_a_container_without_a_digest_is_a_warning_with_how_to_pin_it(configs: P
     plan = plan_release(real(configs), store_seconds=0)
     pin = "h100, h200, l40s: nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3 is not pinned"
     assert any(line.startswith(pin) and "imagetools inspect" in line for line in plan.warnings)
-    assert "26.07-trtllm-python-py3, not pinned, driver" in format_plan(plan)
+    assert "26.07-trtllm-python-py3, not pinned" in format_plan(plan)
     digest = f"sha256:{'ab' * 32}"
     edit("targets/h100.yaml", "26.07-trtllm-python-py3", f"26.07-trtllm-python-py3@{digest}")
     plan = plan_release(real(configs), store_seconds=0)
@@ -275,18 +275,11 @@ def test_a_load_test_that_can_never_show_its_claim_is_refused(configs: Path, edi
 
 def test_a_load_test_without_room_for_misses_is_a_warning(configs: Path, edit):
     edit("releases/demo.yaml", "duration_seconds: 6", "duration_seconds: 3")
-    plan = plan_release(demo(configs))
-    assert plan.load_test.requests < plan.load_test.needed_with_misses
-    assert any(line.startswith("load_test: its 12 windows have") for line in plan.warnings)
-    assert f"needed {plan.load_test.needed} when none misses" in format_plan(plan)
+    assert any(line.startswith("load_test: its 12 windows have") for line in plan_release(demo(configs)).warnings)
 
 
-def test_the_table_says_what_evidence_and_gpus_will_cost():
-    plan = plan_release(REAL, store_seconds=0)
-    assert [task.items for task in plan.tasks] == [1319, 1172, 10042, 1267]
-    text = format_plan(plan)
-    assert "gsm8k 1319, arc_challenge 1172, hellaswag 10042, winogrande 1267" in text
-    assert f" {plan.gates[0].needed}\n" in text
+def test_the_table_says_what_gpus_will_cost():
+    text = format_plan(plan_release(REAL, store_seconds=0))
     assert re.search(r"\n  baseline +\S.*, model", text)
     assert re.search(r"canary +h100, h200, l40s at 1/5/25/50/100 % +5 min each, model +1\.250 +4\.58\n", text)
 
