@@ -126,8 +126,9 @@ def test_every_server_of_a_place_runs_models_in_the_places_own_environment(store
     places = {"cpu": release.deployment.places["cpu"].model_copy(update={"environment": "vllm"})}
     moved = release.record.model_copy(update={"deployment": release.deployment.model_copy(update={"places": places})})
     for subject in (("staging", "cpu"), ("staging_down", "cpu"), ("canary", "cpu:25"), ("rollback", "cpu")):
-        assert ReleaseProgress(store, moved).request(*subject).config["python"] == "/vllm/python"
-        assert release.request(*subject).config["python"] == "/model/python"
+        there, here = (flow.request(*subject).config for flow in (ReleaseProgress(store, moved), release))
+        assert there.get("slot", there)["python"] == "/vllm/python"
+        assert here.get("slot", here)["python"] == "/model/python"
 
 
 def test_a_result_that_names_other_artifacts_is_damaged_and_told_by_its_document(store) -> None:

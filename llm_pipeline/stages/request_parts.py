@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,20 +72,17 @@ def task_data(flow: ReleaseProgress) -> dict[str, ArtifactRef]:
 
 def server_slot(flow: ReleaseProgress, target: str) -> dict[str, Any]:
     """Fields of `ServerSlotConfig`."""
-    place = flow.place(target).staging
-    here: dict[str, str] = {}
+    from llm_pipeline.serving.control import StagingSlot
+
+    place, state = flow.place(target).staging, Path(flow.state_directory(target, "staging"))
+    slot = StagingSlot(state, flow.release.name, flow.target(target))
     if place.is_process_here:
-        here = server_software(flow, target)
-    return {
-        "place": place,
-        "state": flow.state_directory(target, "staging"),
-        "release_name": flow.release.name,
-        "served": flow.target(target),
-        **here,
-    }
+        software = server_software(flow, target)
+        slot = replace(slot, triton_home=Path(software["triton_home"]), python=Path(software["python"]))
+    return {"place": place, "slot": slot}
 
 
-def server_software(flow: ReleaseProgress, target: str) -> dict[str, Any]:
+def server_software(flow: ReleaseProgress, target: str) -> dict[str, str]:
     """What servers of this host run."""
     deployment = flow.deployment
     python = deployment.serving_interpreter(flow.record.place_of(target))

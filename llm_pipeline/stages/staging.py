@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from importlib import import_module
-from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
 from llm_pipeline.artifacts.golden import read_golden
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.config.model import ConfigModel, Name
+from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.policy import StagingPolicy
 from llm_pipeline.config.server_place import ServerPlace, ServerPorts
-from llm_pipeline.config.target import Target
 from llm_pipeline.release.contract import Inputs, Stage, StageContext, StageOutput
 from llm_pipeline.serving.control import Candidate, ServerControl, StagedServer, StagingSlot, open_control
 from llm_pipeline.serving.endpoint_access import require_served
@@ -29,34 +27,10 @@ if TYPE_CHECKING:
 
 
 class ServerSlotConfig(ConfigModel):
-    """Whose staging server it is, and where.
-
-    Attributes:
-        place: Where it runs.
-        state: The staging slot's directory.
-        release_name: Name of the release config.
-        served: The target.
-        triton_home: Directory with the unpacked nvidia-pytriton wheel, or an installed server; for local servers.
-        python: Interpreter of the served model's code; for local servers.
-    """
+    """Where a staging server runs, and whose it is."""
 
     place: ServerPlace
-    state: str
-    release_name: Name
-    served: Target
-    triton_home: str | None = None
-    python: str | None = None
-
-    @property
-    def slot(self) -> StagingSlot:
-        """What controls the server."""
-        return StagingSlot(
-            state=Path(self.state),
-            release_name=self.release_name,
-            target=self.served,
-            triton_home=Path(self.triton_home) if self.triton_home else None,
-            python=Path(self.python) if self.python else None,
-        )
+    slot: StagingSlot
 
 
 class StagingConfig(ServerSlotConfig):
@@ -148,5 +122,4 @@ STAGE = Stage(
     request=request,
     run=run,
     publishes=False,
-    places=frozenset({"place", "triton_home", "python", "state"}),
 )

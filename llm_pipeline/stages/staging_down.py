@@ -62,5 +62,4 @@ STAGE = Stage(
     request=request,
     run=run,
     publishes=False,
-    places=frozenset({"place", "state", "triton_home", "python", "comparison_state"}),
 )

@@ -271,8 +271,8 @@ def test_the_core_asks_an_installed_server_what_it_is_given(tmp_path: Path) -> N
         record=SimpleNamespace(place_of=lambda _: "at"),
     )
 
-    assert server_slot(flow, "here")["python"] == sys.executable
-    assert "python" not in server_slot(flow, "cloud")
+    assert server_slot(flow, "here")["slot"].python == Path(sys.executable)
+    assert server_slot(flow, "cloud")["slot"].python is None
     assert staging_endpoint(flow, "cloud").url == "https://cloud.tiny.acme.example"
 
 

@@ -86,10 +86,9 @@ class Release:
 
     @property
     def slot(self) -> dict:
-        return {
-            "place": self.ports, "state": str(self.state), "release_name": "demo",
-            "served": CPU, "triton_home": str(TRITON_HOME), "python": str(PYTHON),
-        }  # fmt: skip
+        software = {"triton_home": str(TRITON_HOME), "python": str(PYTHON)}
+        slot = {"state": str(self.state), "release_name": "demo", "target": CPU, **software}
+        return {"place": self.ports, "slot": slot}
 
     def load_test(
         self, digest: str | None = None, *, search: bool = True, **inputs: ArtifactRef
@@ -209,10 +208,11 @@ def test_a_candidate_is_staged_on_somebodys_server_and_no_record_has_its_key(tmp
         endpoint = {
             "url": server.url, "metrics_url": server.metrics_url, "openai_model": "llm", "api_key_variable": "TEST_KEY"
         }  # fmt: skip
+        target = CPU | {"limits": CPU["limits"] | {"maximum_tokens_per_request": CONTEXT}}
         slot = {
-            "place": {"kind": "openai", "endpoint": endpoint}, "state": str(tmp_path / "slot"), "release_name": "demo",
-            "served": CPU | {"limits": CPU["limits"] | {"maximum_tokens_per_request": CONTEXT}},
-        }  # fmt: skip
+            "place": {"kind": "openai", "endpoint": endpoint},
+            "slot": {"state": str(tmp_path / "slot"), "release_name": "demo", "target": target},
+        }
         policy = {"ready_timeout_seconds": 20}
         staged = run_stage(tmp_path, "staging", {**slot, "policy": policy}, repository=repository)
         assert isinstance(staged, StageResult), staged
