@@ -70,7 +70,7 @@ def budget_question(flow: ReleaseProgress) -> Question | None:
         planned["cost"] = total.price or 0.0  # without a price no GPU is needed: see `check_budget`
     if all(amount <= getattr(budget, what) for what, amount in planned.items()):
         return None
-    release_id, takes, limit = flow.record.release_id, total.in_words, budget.in_words(total.currency)
+    release_id, takes, limit = flow.record.release_id, total.in_words(total.currency), budget.in_words(total.currency)
     seconds_only = steps_of(Work.SHORT)  # nobody decides by them
     unknown = ", ".join(name for name in total.not_known if name.partition(" ")[0] not in seconds_only)
     lines = [

@@ -107,7 +107,7 @@ def stage_lines(plan: Plan) -> list[str]:
     order = {stage.stage: number for number, stage in reversed([*enumerate(plan.stages)])}
     ranked = sorted(plan.stages, key=lambda step: order[step.stage])  # stable: subjects stay in their order
     rows = [("stage", "of", "time", "GPU hours", plan.total.currency)]
-    for _, group in groupby(ranked, key=lambda step: (step.stage, _or_round(step.cost.seconds), step.cost.basis)):
+    for _, group in groupby(ranked, key=lambda step: (step.stage, round(step.cost.seconds or -1), step.cost.basis)):
         steps = list(group)
         cost, taken = steps[0].cost, ""
         if cost.seconds is not None:
@@ -115,27 +115,18 @@ def stage_lines(plan: Plan) -> list[str]:
             taken = f"{duration(cost.seconds)}{' each' if len(steps) > 1 else ''}, {basis}"
         hours = _added([step.cost.gpu_hours if step.cost.gpus else None for step in steps], 3)
         price = _added([step.cost.price for step in steps], 2)
-        rows.append((steps[0].stage, _subjects([step.subject for step in steps]), taken, hours, price))
+        rows.append((steps[0].stage, _subjects(steps[0].stage, [step.subject for step in steps]), taken, hours, price))
     used = [column for column in range(len(rows[0])) if any(row[column] for row in rows[1:])]
     table = [[row[column] for column in used] for row in rows]
     return [f"stages ({len(plan.stages)} steps)", *indented_columns(table, len(rows[0])), *_sum(plan.total)]
 
 
-def _or_round(seconds: float | None) -> int | None:
-    return None if seconds is None else round(seconds)
-
-
-def _subjects(names: Sequence[str]) -> str:
-    """Subjects in one cell; canary steps of all targets that have the same ones together."""
-    if not any(":" in name for name in names):
+def _subjects(stage: str, names: Sequence[str]) -> str:
+    """Subjects in one cell; canary steps of all targets together, which have the same ones."""
+    if stage != "canary":
         return ", ".join(names)
-    steps: dict[str, list[str]] = {}
-    for target, _, percent in (name.partition(":") for name in names):
-        steps.setdefault(target, []).append(percent)
-    targets: dict[str, list[str]] = {}
-    for target, percents in steps.items():
-        targets.setdefault("/".join(percents), []).append(target)
-    return ", ".join(f"{', '.join(alike)} at {percents} %" for percents, alike in targets.items())
+    targets, percents = (dict.fromkeys(name.split(":")[part] for name in names) for part in (0, 1))
+    return f"{', '.join(targets)} at {'/'.join(percents)} %"
 
 
 def _added(figures: Sequence[float | None], digits: int) -> str:
@@ -149,9 +140,8 @@ def _sum(total: TotalCost) -> list[str]:
         due += f", and {len(total.not_known)} steps of unknown time"
     if not total.gpu_hours:
         return [due]
-    hours = ", ".join(f"{hours:.2f} h {name}" for name, hours in total.gpu_hours.items())
     price = f"{total.price:.2f} {total.currency}" if total.price is not None else "no gpu_hour_prices in the deployment"
-    return [due, f"  GPUs: {hours}: {price}"]
+    return [due, f"  GPUs: {total.gpu_hours:.2f} hours, {price}"]
 
 
 def format_plan(plan: Plan) -> str:

@@ -26,7 +26,6 @@ from statistics import median
 from typing import TYPE_CHECKING, Literal
 
 from llm_pipeline.base.errors import ConfigError, located
-from llm_pipeline.base.quantities import duration
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.catalog.tables import find_gpu
 from llm_pipeline.config.quantization import QuantizationRecipe
@@ -47,7 +46,7 @@ from llm_pipeline.planning.speed import (
 )
 from llm_pipeline.release.candidate import candidates, target_of
 from llm_pipeline.release.flow import steps_of
-from llm_pipeline.release.measured_cost import busy_gpus
+from llm_pipeline.release.measured_cost import MeasuredCost, busy_gpus
 from llm_pipeline.release.step import Work
 from llm_pipeline.release.tasks import canary_subject, well_gone_steps
 
@@ -78,29 +77,16 @@ class StepCost(Frozen):
     price: float | None = None
 
 
-class TotalCost(Frozen):
+class TotalCost(MeasuredCost):
     """What all steps take at most: a ladder may need fewer recipes, and what the store holds already takes nothing.
 
     Attributes:
-        seconds: One step after another.
-        gpu_hours: By GPU.
-        price: In the deployment's currency; None where a GPU that is needed has no price.
         currency: Three letters.
         not_known: Steps whose time is not known: nothing of them is in the figures.
     """
 
-    seconds: float
-    gpu_hours: dict[str, float]
-    price: float | None
     currency: str
     not_known: tuple[str, ...]
-
-    @property
-    def in_words(self) -> str:
-        """Time, GPU-hours and price: `2 h 5 min, 4.2 hours of H200, 12.60 EUR`."""
-        hours = [f"{hours:.2g} hours of {name}" for name, hours in self.gpu_hours.items()]
-        price = [] if self.price is None else [f"{self.price:.2f} {self.currency}"]
-        return ", ".join([duration(self.seconds), *hours, *price])
 
 
 def check_prices(loaded: LoadedRelease) -> None:
@@ -176,21 +162,15 @@ def step_cost(loaded: LoadedRelease, step: Step, history: History, predicted: fl
 
 
 def total_cost(loaded: LoadedRelease, costs: Mapping[Step, StepCost]) -> TotalCost:
-    """The sum over all steps."""
-    hours: dict[str, float] = {}
-    for cost in costs.values():
-        if cost.gpu_hours and cost.accelerator:
-            hours[cost.accelerator] = hours.get(cost.accelerator, 0.0) + cost.gpu_hours
-    prices = loaded.deployment.gpu_hour_prices
-    priced = all(name in prices for name in hours)
-    unknown = [step for step, cost in costs.items() if cost.seconds is None]
-    return TotalCost(
-        seconds=sum(cost.seconds or 0.0 for cost in costs.values()),
-        gpu_hours=hours,
-        price=sum(hours[name] * prices[name] for name in hours) if priced and prices else None,
-        currency=loaded.deployment.currency,
-        not_known=tuple(" ".join(step).strip() for step in unknown if step[0] not in steps_of(Work.PERSON)),
-    )
+    """The sum over all steps, one after another."""
+    total, unknown = MeasuredCost(), list[str]()
+    for step, cost in costs.items():
+        if cost.seconds is not None:
+            price = cost.price if cost.gpu_hours else 0.0
+            total += MeasuredCost(seconds=cost.seconds, gpu_hours=cost.gpu_hours or 0.0, price=price)
+        elif step[0] not in steps_of(Work.PERSON):
+            unknown.append(" ".join(step).strip())
+    return TotalCost(**total.model_dump(), currency=loaded.deployment.currency, not_known=tuple(unknown))
 
 
 class PlannedStage(Frozen):

@@ -210,7 +210,7 @@ class _Collector:
             return ()
         planned = self._planned("total", TotalCost)
         return tuple(
-            Fact(label="Budget", value=f"{budget.in_words(total.currency)}; planned {total.in_words}")
+            Fact(label="Budget", value=f"{budget.in_words(total.currency)}; planned {total.in_words(total.currency)}")
             for total in planned
         )
 
