@@ -167,7 +167,6 @@ PositiveHours = Annotated[float, Field(ge=0.0001, le=8_760.0)]
 PositiveMilliseconds = Annotated[float, Field(ge=0.001, le=86_400_000.0)]
 """Up to a day."""
 
-Milliseconds = Annotated[float, Field(ge=0.0, le=86_400_000.0)]
 Rate = Annotated[float, Field(ge=0.0001, le=100_000.0)]
 """Requests in a second."""
 

@@ -217,22 +217,14 @@ class CanaryPolicy(ConfigModel):
         return min(percent, _ALL_TRAFFIC - CONTROL_PERCENT) / _ALL_TRAFFIC
 
     @model_validator(mode="after")
-    def _steps_rise_to_all(self) -> CanaryPolicy:
+    def _steps_fit(self) -> CanaryPolicy:
         steps = self.steps_percent
         if not steps or steps[-1] != _ALL_TRAFFIC or any(low >= high for low, high in pairwise(steps)):
             raise ValueError("steps_percent must rise and end at 100")
         if self.maximum_bake_seconds < self.minimum_bake_seconds:
             raise ValueError("maximum_bake_seconds is shorter than minimum_bake_seconds")
-        return self
-
-    @model_validator(mode="after")
-    def _approved_steps_exist(self) -> CanaryPolicy:
-        if unknown := sorted(set(self.approve_before_percent) - set(self.steps_percent)):
+        if unknown := sorted(set(self.approve_before_percent) - set(steps)):
             raise ValueError(f"approve_before_percent names {unknown}, which are no steps of steps_percent")
-        return self
-
-    @model_validator(mode="after")
-    def _what_is_compared(self) -> CanaryPolicy:
         if any(low >= high for low, high in pairwise(self.slow_quantiles)):
             raise ValueError("slow_quantiles must rise")
         return self

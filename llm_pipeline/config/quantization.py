@@ -129,13 +129,9 @@ class Search(ConfigModel):
     effective_bits: tuple[Annotated[float, Field(ge=1.0, le=16.0)], ...] = Field(min_length=1, max_length=64)
 
     @model_validator(mode="after")
-    def _rungs_rise(self) -> Search:
+    def _rungs_rise_and_can_be_reached(self) -> Search:
         if any(low >= high for low, high in pairwise(self.effective_bits)):
             raise ValueError("effective_bits must rise: the cheapest is tried first")
-        return self
-
-    @model_validator(mode="after")
-    def _bits_can_be_reached(self) -> Search:
         fewest = min(self.formats, key=lambda name: WEIGHT_BITS[name] or 0)
         least = WEIGHT_BITS[fewest] or 0
         if self.effective_bits[0] < least:
@@ -240,10 +236,6 @@ class QuantizationRecipe(ConfigModel):
             raise ValueError("revision is that of a source")
         if self.tensorrt_llm_ranks.world_size > 1 and not self.tensorrt_llm_checkpoint:
             raise ValueError("tensorrt_llm_ranks is for recipes with tensorrt_llm_checkpoint: true")
-        return self
-
-    @model_validator(mode="after")
-    def _calibration_where_needed(self) -> QuantizationRecipe:
         needed = self.weights in CALIBRATED or (self.kv_cache != "none" and self.weights != "ready")
         if needed and self.calibration is None:
             raise ValueError(f"weights: {self.weights} has calibrated scales: add a calibration section")

@@ -373,23 +373,19 @@ class ReleaseConfig(ReleaseSettings):
         return names
 
     @model_validator(mode="after")
-    def _places_are_of_targets(self) -> ReleaseConfig:
+    def _what_is_named_is_there(self) -> ReleaseConfig:
         if unknown := sorted(self.places.keys() - set(self.targets)):
             raise ValueError(f"places names {', '.join(unknown)}, not among targets")
         taken = [self.place_of(target) for target in self.targets]
         if twice := sorted({place for place in taken if taken.count(place) > 1}):
             raise ValueError(f"several targets go to place {', '.join(twice)}")
+        if unknown := sorted(self.baseline.expected.keys() - set(self.evaluation.tasks)):
+            raise ValueError(f"baseline.expected names {', '.join(unknown)}, not among evaluation.tasks")
         return self
 
     def place_of(self, target: str) -> str:
         """Name of the deployment's place that a target goes to."""
         return self.places.get(target, target)
-
-    @model_validator(mode="after")
-    def _expected_tasks_are_asked(self) -> ReleaseConfig:
-        if unknown := sorted(self.baseline.expected.keys() - set(self.evaluation.tasks)):
-            raise ValueError(f"baseline.expected names {', '.join(unknown)}, not among evaluation.tasks")
-        return self
 
 
 class ResolvedRelease(ReleaseSettings):

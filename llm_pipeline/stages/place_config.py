@@ -29,12 +29,12 @@ class PlaceConfig(ConfigModel):
     model_id: str
     target: Name
     place: TargetPlace
-    state_root: str
+    state_root: Path
 
     @property
     def router_state(self) -> Path:
         """Directory of the router's state."""
-        return Path(self.state_root) / self.target / "router"
+        return self.state_root / self.target / "router"
 
     def open_router(self, slot: SlotName, owner: str) -> TrafficRouter:
         """The place's router; one that is not there yet starts with all traffic on a slot."""
@@ -50,8 +50,8 @@ class SlotsConfig(PlaceConfig):
         python: Interpreter of the model's code in Triton.
     """
 
-    triton_home: str
-    python: str
+    triton_home: Path
+    python: Path
 
     def slots(self, store: ArtifactStore, drill: Drill | None = None, *, recognised: float = RECOGNISED) -> SlotControl:
         """What controls the servers of the place's slots.
@@ -62,15 +62,16 @@ class SlotsConfig(PlaceConfig):
             recognised: Share of a release's golden answers that a server must give that was started elsewhere.
         """
         if servers := openai_servers(self.place):
-            root = Path(self.state_root)
-            return OpenAiSlots(store=store, servers=servers, target=self.target, state_root=root, recognised=recognised)
+            return OpenAiSlots(
+                store=store, servers=servers, target=self.target, state_root=self.state_root, recognised=recognised
+            )
         return TritonSlots(
             store=store,
             servers=slot_servers(self.place),
             target=self.target,
-            state_root=Path(self.state_root),
-            triton_home=Path(self.triton_home),
-            python=Path(self.python),
+            state_root=self.state_root,
+            triton_home=self.triton_home,
+            python=self.python,
             drill=drill,
         )
 

@@ -82,7 +82,7 @@ def server_slot(flow: ReleaseProgress, target: str) -> dict[str, Any]:
     return {"place": place, "slot": slot}
 
 
-def server_software(flow: ReleaseProgress, target: str) -> dict[str, str]:
+def server_software(flow: ReleaseProgress, target: str) -> dict[str, Any]:
     """What servers of this host run."""
     deployment = flow.deployment
     python = deployment.serving_interpreter(flow.record.place_of(target))
