@@ -174,10 +174,9 @@ def plan_release(
         warnings=(
             *seen.warnings,
             *model.warnings,
-            *_environment_warnings(loaded),
             *([] if facts else [f"memory and disk are not judged: the sizes of {release.model.id} are not known"]),
             *release_checks.model_warnings(loaded, facts),
-            *_target_warnings(targets),
+            *_target_warnings(loaded, targets),
             *unused,
             *release_checks.recipe_warnings(loaded),
             *task_warnings,
@@ -264,8 +263,8 @@ def _quantization_warnings(loaded: LoadedRelease, facts: ModelFacts | None, *, h
         )
 
 
-def _target_warnings(targets: Sequence[TargetPlan]) -> Iterator[str]:
-    """Images that are not pinned, and unknown and refused recipes by target."""
+def _target_warnings(loaded: LoadedRelease, targets: Sequence[TargetPlan]) -> Iterator[str]:
+    """Images that are not pinned, engines that are served elsewhere than built, and doubtful and refused recipes."""
     unpinned: dict[str, list[str]] = {}
     for target in targets:
         if target.container and not target.digest:
@@ -275,23 +274,17 @@ def _target_warnings(targets: Sequence[TargetPlan]) -> Iterator[str]:
             f"{', '.join(names)}: {image} is not pinned, and a tag may come to mean another image: "
             "append its digest, @sha256:..., as `docker buildx imagetools inspect` shows it"
         )
-    for target in targets:
+    for target, written in zip(targets, loaded.release.targets, strict=True):
+        engine, place = engine_adapter(target.engine), loaded.places[target.name]
+        serves = loaded.deployment.places[place].environment
+        if engine.beside_triton and serves != written.environment:
+            yield (
+                f"{target.name} is built in environment {written.environment} and served in {serves}: "
+                f"{engine.runtime} must be in both, or places.{place}.environment name the first one"
+            )
         yield from (f"{target.name}: {warning}" for warning in target.warnings)
         for recipe in target.recipes:
             name = f"{recipe.recipe} on {target.name}"
             yield from (f"{name}: {warning}" for warning in recipe.warnings)
             if not recipe.legal:
                 yield f"{name} is refused, so {target.name} fails if {recipe.recipe} is chosen: {recipe.reason}"
-
-
-def _environment_warnings(loaded: LoadedRelease) -> Iterator[str]:
-    """Engines that are Python packages of one environment while another one serves them."""
-    for target in loaded.release.targets:
-        place = loaded.places[target.name]
-        serves = loaded.deployment.places[place].environment
-        engine = engine_adapter(target.engine)
-        if engine.beside_triton and serves != target.environment:
-            yield (
-                f"{target.name} is built in environment {target.environment} and served in {serves}: "
-                f"{engine.runtime} must be in both, or places.{place}.environment name the first one"
-            )

@@ -41,7 +41,16 @@ def check_recipes(loaded: LoadedRelease, facts: ModelFacts | None) -> None:
         refuse_unsupported_tensorrt_llm_checkpoint(recipe)
         if facts is not None:
             _check_blocks(recipe, facts)
-            _check_search(loaded, recipe, facts)
+        if facts is None or recipe.search is None:
+            continue
+        bits, least = recipe.search.effective_bits[0], least_effective_bits(facts, recipe)
+        if bits < least:
+            raise Unsupported(
+                f"effective_bits {bits:g} cannot be reached on {loaded.release.model.id}: with all that may be "
+                f"quantized in {', '.join(recipe.formats)}, the mean over all linear layers is {least:.2f}",
+                where=str(loaded.file_of("quantization", recipe.file_name)),
+                hint=f"search.effective_bits from {ceil(least * 10) / 10:g} on, or formats of fewer bits",
+            )
 
 
 def _check_blocks(recipe: QuantizationRecipe, facts: ModelFacts) -> None:
@@ -60,19 +69,6 @@ def _check_blocks(recipe: QuantizationRecipe, facts: ModelFacts) -> None:
             f"{name} has {partial[name]}",
             where=f"recipe {recipe.name}",
             hint=f"{smaller}exclude these layers, or take another format, e.g. fp8 or int8_weight_only",
-        )
-
-
-def _check_search(loaded: LoadedRelease, recipe: QuantizationRecipe, facts: ModelFacts) -> None:
-    if recipe.search is None:
-        return
-    bits, least = recipe.search.effective_bits[0], least_effective_bits(facts, recipe)
-    if bits < least:
-        raise Unsupported(
-            f"effective_bits {bits:g} cannot be reached on {loaded.release.model.id}: with all that may be "
-            f"quantized in {', '.join(recipe.search.formats)}, the mean over all linear layers is {least:.2f}",
-            where=str(loaded.file_of("quantization", recipe.file_name)),
-            hint=f"search.effective_bits from {ceil(least * 10) / 10:g} on, or formats of fewer bits",
         )
 
 
@@ -181,24 +177,17 @@ def scorer_problems(scorer: str, recipe: QuantizationRecipe, facts: ModelFacts) 
 _SHAPE = ("model_type", "hidden_size", "layers", "attention_heads", "vocabulary_size", "experts")
 
 
-def _ready_problems(recipe: QuantizationRecipe, facts: ModelFacts) -> Iterator[str]:
-    """A checkpoint that somebody else quantized has to be quantized, and of this model."""
-    ready = facts.ready.get(recipe.name)
-    if ready is None:
-        return
-    if not ready.stored_format:
-        yield f"the weights of {recipe.source} are not quantized -> release it as a model of its own"
-    if differing := [f"{name} {getattr(ready, name)}, not {getattr(facts, name)}" for name in _SHAPE
-                     if getattr(ready, name) != getattr(facts, name)]:  # fmt: skip
-        yield f"{recipe.source} is of another model: {'; '.join(differing)} -> a checkpoint that was made of this one"
-
-
 def recipe_problems(recipe: QuantizationRecipe, facts: ModelFacts) -> Iterator[str]:
     """Why a recipe cannot be made of a model, and what to do instead; one line each."""
-    if recipe.weights == "none":
-        return
-    if recipe.weights == "ready":
-        yield from _ready_problems(recipe, facts)
+    if recipe.weights == "ready" and (ready := facts.ready.get(recipe.name)) is not None:
+        if not ready.stored_format:
+            yield f"the weights of {recipe.source} are not quantized -> release it as a model of its own"
+        if differing := [f"{name} {getattr(ready, name)}, not {getattr(facts, name)}" for name in _SHAPE
+                         if getattr(ready, name) != getattr(facts, name)]:  # fmt: skip
+            yield (
+                f"{recipe.source} is of another model: {'; '.join(differing)} -> a checkpoint that was made of this one"
+            )
+    if recipe.weights in ("none", "ready"):
         return
     if facts.stored_format:
         yield (
