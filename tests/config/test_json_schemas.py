@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from llm_pipeline.base.yaml_document import parse_yaml
-from llm_pipeline.config.reference import json_schemas
+from llm_pipeline.config.reference import json_schemas, reference
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FILES = [path for folder in json_schemas() for path in sorted((CONFIGS / folder).glob("*.yaml"))]
@@ -50,3 +50,10 @@ def test_a_mistake_is_shown_where_it_is(schemas, change, where):
     document = yaml.safe_load((CONFIGS / "releases" / "demo.yaml").read_text()) | change
     (error,) = jsonschema.Draft202012Validator(schemas["releases"]).iter_errors(document)
     assert list(error.absolute_path) == where
+
+
+_FILE = Path(__file__).parents[2] / "configs" / "REFERENCE.md"
+
+
+def test_the_committed_reference_is_what_the_models_say() -> None:
+    assert _FILE.read_text() == reference(), "run: python -m llm_pipeline.config.reference > configs/REFERENCE.md"

@@ -1,14 +1,21 @@
+"""What engines and GPUs take: formats that are made here or elsewhere, and the README's table of them."""
+
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from judging import TRITON_1_2_1, WITHOUT_PAGED_CONTEXT, cpu_target, gpu_target, judge, recipe, refusal
+from published import facts_of
 
+from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.config.quantization import WEIGHT_BITS, QuantizationRecipe
 from llm_pipeline.config.target import Target
 from llm_pipeline.planning.compatibility import Legal, Refused, judge_compatibility
+from llm_pipeline.planning.memory import quantizes_experts
+from llm_pipeline.planning.release_checks import recipe_problems
 
 TRITON_1_1_0 = "nvcr.io/nvidia/tritonserver:25.12-trtllm-python-py3"
 KV_CACHES = ("none", "fp8", "nvfp4")
@@ -253,3 +260,119 @@ def test_a_format_that_nvidia_lists_for_no_model_of_the_family_is_a_warning(
     judged = judge_compatibility(target, asked, "bfloat16", model)
     assert isinstance(judged, Legal)
     assert any("are in no table of NVIDIA's" in line for line in judged.warnings) is not listed
+
+
+READY = QuantizationRecipe.model_validate({"name": "r", "source": "else/model"})
+ON_CPU = cpu_target(engine="vllm", runtime={"kv_cache": {"free_memory_fraction": 0.1}})
+VLLM_IMAGE = {"engine": "vllm", "runtime_version": "0.20.2", "container": "acme/vllm:1"}
+
+
+def judged(target: Target, stored_format: str) -> Legal | Refused:
+    return judge_compatibility(target, READY, "bfloat16", stored_format=stored_format)
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "stored_format", "legal", "warns"),
+    [
+        ("H100-SXM5-80GB", "compressed-tensors W8A8", True, False),
+        ("B200-SXM-180GB", "compressed-tensors W8A8", False, False),
+        ("H100-SXM5-80GB", "compressed-tensors FP8_DYNAMIC", True, False),
+        ("A10", "compressed-tensors FP8_DYNAMIC", True, True),
+        ("H100-SXM5-80GB", "gptq 4 bit", True, False),
+        ("H100-SXM5-80GB", "torchao", True, True),
+        ("H100-SXM5-80GB", "exl2 4 bit", False, False),
+        ("H100-SXM5-80GB", "modelopt FP8", True, False),
+        ("H100-SXM5-80GB", "modelopt W4A16_AWQ", False, False),
+    ],
+)
+def test_vllm_takes_what_its_readers_and_the_gpu_take(accelerator: str, stored_format: str, legal: bool, warns: bool):
+    found = judged(gpu_target(accelerator, **VLLM_IMAGE), stored_format)
+    assert (found.legal, bool(getattr(found, "warnings", ()))) == (legal, warns), found
+
+
+@pytest.mark.parametrize(
+    ("stored_format", "warnings"),  # that it is slow is the first
+    [("compressed-tensors W8A8", 1), ("gptq 4 bit", 1), ("awq 4 bit", 2)],
+)
+def test_on_a_cpu_vllm_takes_what_was_run_there_and_others_with_a_warning(
+    stored_format: str, warnings: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("llm_pipeline.adapters.vllm.plan.cpu_flags", lambda: {"avx2", "avx512f"})
+    found = judged(ON_CPU, stored_format)
+    assert isinstance(found, Legal)
+    assert len(found.warnings) == warnings
+
+
+def test_four_bits_are_refused_on_a_cpu_without_the_instructions_of_their_kernel(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("llm_pipeline.adapters.vllm.plan.cpu_flags", lambda: {"avx2"})
+    refused = judged(ON_CPU, "gptq 4 bit")
+    assert isinstance(refused, Refused)
+    assert refused.reason == "vLLM's kernel for gptq 4 bit needs avx512f, which this machine's processor has not"
+    assert judged(ON_CPU, "compressed-tensors W8A8").legal
+
+
+@pytest.mark.parametrize(
+    ("stored_format", "changes", "said"),
+    [
+        ("compressed-tensors W8A8", {"runtime_version": "1.3.0rc22"}, "its reader takes 8 bits in channels for FP8"),
+        ("gptq 4 bit", {"runtime_version": "1.3.0rc22"}, "its reader of config.json knows no gptq"),
+        ("compressed-tensors FP8_DYNAMIC", {"engine": "tensorrt_llm_engine"}, "TensorRT-LLM checkpoints"),
+    ],
+)
+def test_tensorrt_llm_refuses_with_the_reason(stored_format: str, changes: dict[str, Any], said: str):
+    container = {} if "engine" in changes else {"container": "nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc22"}
+    found = judged(gpu_target(**{**changes, **container}), stored_format)
+    assert isinstance(found, Refused)
+    assert said in found.reason
+
+
+def test_the_cpu_engine_reads_modelopts_formats_and_no_others():
+    assert judged(cpu_target(), "modelopt FP8").legal
+    refused = judged(cpu_target(), "awq 4 bit")
+    assert isinstance(refused, Refused)
+    assert refused.nearest == "engine: vllm, or a recipe of another checkpoint"
+
+
+ROOT = Path(__file__).parents[2]
+MODELS = {
+    "Llama-3.1, Llama-3.2, Llama-3.3": ("Llama-3.1-8B", "Llama-3.2-3B"),
+    "Qwen3": ("Qwen3-8B",),
+    "Qwen3 mixtures (30B-A3B, 235B-A22B)": ("Qwen3-30B-A3B", "Qwen3-235B-A22B"),
+    "Qwen2.5": ("Qwen2.5-7B",),
+    "Mistral-7B": ("Mistral-7B-v0.3",),
+    "Mixtral": ("Mixtral-8x7B",),
+    "Gemma-3": ("Gemma-3-1B",),
+    "Phi-3": ("Phi-3-mini-4k",),
+}
+TARGETS = ("h200_vllm", "h200", "b200", "cpu")
+FORMATS = {
+    "FP8": "fp8",
+    "INT8": "int8_smoothquant",
+    "INT4 AWQ": "int4_awq",
+    "W4A8 AWQ": "w4a8_awq",
+    "NVFP4": "nvfp4",
+}
+_ROW = re.compile(r"^\| ([^|]+) \|([^|]*)\|([^|]*)\|([^|]*)\|([^|]*)\|$", re.MULTILINE)
+
+
+def known(model: str, target: Target) -> str:
+    """The formats that modelopt makes of the model, and that the target surely serves."""
+    facts = facts_of(model)
+    found = []
+    for name, weights in FORMATS.items():
+        asked = recipe(weights)
+        experts = quantizes_experts(facts, asked)
+        judged = judge_compatibility(target, asked, "bfloat16", f"organisation/{model}", quantized_experts=experts)
+        if isinstance(judged, Legal) and not judged.warnings and not list(recipe_problems(asked, facts)):
+            found.append(name)
+    return ", ".join(found)
+
+
+@pytest.mark.parametrize("row", MODELS)
+def test_a_row_is_what_plan_says(row: str):
+    section = (ROOT / "README.md").read_text().partition("## Models and engines")[2].partition("\n## ")[0]
+    rows = {found[1]: [cell.strip() for cell in found.groups()[1:]] for found in _ROW.finditer(section)}
+    assert set(rows) - {"models", "---"} == set(MODELS)
+    for model in MODELS[row]:
+        targets = [load_yaml(ROOT / "configs/targets" / f"{name}.yaml", Target) for name in TARGETS]
+        assert [known(model, target) for target in targets] == rows[row]

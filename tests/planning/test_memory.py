@@ -10,12 +10,17 @@ import pytest
 from judging import cpu_target, gpu_target, recipe
 from published import facts_of
 
+from benchmarks.gpu import release_files
 from llm_pipeline.catalog.tables import find_gpu
-from llm_pipeline.config.target import EngineLimits, Parallelism
+from llm_pipeline.config.quantization import QuantizationRecipe
+from llm_pipeline.config.release import ResolvedRelease
+from llm_pipeline.config.target import EngineLimits, Parallelism, Target
 from llm_pipeline.model_facts.facts import ModelFacts
+from llm_pipeline.model_facts.reader import stated_facts
 from llm_pipeline.planning.memory import (
     Engine,
     MemoryFit,
+    climbing_order,
     fit_memory,
     rank_kv_bytes_per_request,
     rank_kv_bytes_per_token,
@@ -181,3 +186,58 @@ def test_vllm_on_a_cpu_takes_its_share_of_the_machines_memory(monkeypatch: pytes
     assert fit.weights == pytest.approx(16.06e9, rel=0.01)  # in the baseline's 16 bits
     assert refused is None
     assert fit.kv_available < 0.4 * 80e9 - fit.weights
+
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+LLAMA = load_release(CONFIGS / "releases" / "llama-3.1-8b-instruct.yaml").release
+
+
+def rung(name: str, weights: str = "", **changes: object) -> QuantizationRecipe:
+    return recipe(weights or name, name=name, **changes)
+
+
+def release(*recipes: QuantizationRecipe, model: str = "", **changes: object) -> ResolvedRelease:
+    source = LLAMA.model.model_copy(update={"id": model or LLAMA.model.id})
+    return LLAMA.model_copy(update={"recipes": recipes, "model": source, **changes})
+
+
+def test_the_smallest_checkpoint_comes_first_scales_and_exclusions_counted():
+    with_head = rung("fp8_with_head", "fp8", exclude=())
+    given = release(rung("fp8"), rung("none"), with_head, rung("nvfp4"), rung("int4_awq"))
+    assert climbing_order(given) == ("int4_awq", "nvfp4", "fp8_with_head", "fp8", "none")
+
+
+def test_bits_decide_where_the_shape_is_not_known_and_the_config_where_those_are_equal():
+    given = release(rung("none"), rung("int8_smoothquant"), rung("nvfp4"), rung("fp8"), model="other/model")
+    assert climbing_order(given) == ("nvfp4", "int8_smoothquant", "fp8", "none")
+
+
+def test_rungs_of_a_search_stand_by_their_bits():
+    search = {"formats": ["int4_awq", "fp8"], "effective_bits": [5.5, 7.0]}
+    rungs = rung("auto", search=search).rungs()
+    given = release(rung("none"), rung("fp8"), *reversed(rungs), rung("int4_awq"))
+    assert climbing_order(given) == ("int4_awq", "auto-5.5", "auto-7", "fp8", "none")
+
+
+LLAMA_3_8B = {
+    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128_256, "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("accelerator", ["H100-SXM5-80GB", "H200-SXM-141GB"])
+@pytest.mark.parametrize("by_cost", [False, True])
+def test_bfloat16_fits_as_often_as_servers_stand_side_by_side(accelerator: str, *, by_cost: bool) -> None:
+    share, sequences = release_files.memory_of(accelerator, by_cost=by_cost)
+    here = Path("/nowhere")
+    host = release_files.Host(accelerator, share, ("gpu",), (0,), 1, sequences, here, here, here, here)
+    document = release_files._target(host, release_files.LARGE)
+    target = Target.model_validate({"name": "gpu", **document})
+    facts = stated_facts(LLAMA_3_8B)
+    assert facts is not None
+    fit, refused = judge_memory(target, QuantizationRecipe(name="none", weights="none"), facts)
+    assert (fit is not None and fit.fits, refused) == (True, None)
+    assert share * (2 if by_cost else 3) < find_gpu(accelerator).usable_bytes / (
+        find_gpu(accelerator).memory_gib * 2**30
+    )

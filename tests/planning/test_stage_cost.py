@@ -5,10 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from judging import recipe
+from published import facts_of
 
 from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.catalog.tables import find_gpu
+from llm_pipeline.planning.memory import PLAIN
 from llm_pipeline.planning.plan import Plan, format_plan, plan_release
-from llm_pipeline.planning.stage_cost import StepCost
+from llm_pipeline.planning.speed import RooflineEngine
+from llm_pipeline.planning.stage_cost import StepCost, quantization_seconds, scoring_seconds
+from llm_pipeline.planning.task_pool import TaskItems, known_tasks
 
 DEPLOYMENT = "deployments/gpu-cluster.yaml"
 
@@ -89,3 +95,22 @@ def test_a_price_of_an_unknown_gpu_is_refused_with_near_names(real: Path, edit):
         plan_of(real)
     assert caught.value.where == "deployment gpu-cluster"
     assert "H100-SXM5-80GB" in caught.value.hint
+
+
+H200 = RooflineEngine(facts_of("Llama-3.1-8B"), PLAIN, find_gpu("H200-SXM-141GB"))
+
+
+@pytest.mark.parametrize(
+    ("weights", "samples", "measured"),
+    [("fp8", 512, 18.8), ("int8_smoothquant", 512, 19.9), ("int4_awq", 64, 1.8 + 52.6 + 4.8), ("none", 0, 0.0)],
+)
+def test_measured_times_of_an_8b_model_on_an_h200_are_nearly_met(weights: str, samples: int, measured: float):
+    calibration = {"sources": ["c.jsonl"], "samples": samples, "maximum_tokens": 512} if samples else None
+    assert quantization_seconds(recipe(weights, calibration=calibration), H200) == pytest.approx(measured, rel=0.2)
+
+
+def test_each_item_costs_its_tokens_and_an_unknown_task_has_no_time():
+    one, twice = (scoring_seconds([known_tasks()["gsm8k"]] * times, H200, 32) for times in (1, 2))
+    assert one is not None
+    assert twice == 2 * one
+    assert scoring_seconds([TaskItems(name="other", items=10)], H200, 32) is None

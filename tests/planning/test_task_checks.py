@@ -3,10 +3,21 @@ from __future__ import annotations
 import json
 
 import pytest
+from judging import gpu_target
 
 from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.config.policy import AccuracyPolicy, CanaryPolicy
 from llm_pipeline.config.release import Evaluation, TaskOptions
-from llm_pipeline.planning.task_pool import check_tasks, task_modules, task_pool
+from llm_pipeline.planning.task_pool import (
+    TaskItems,
+    canary_warnings,
+    check_tasks,
+    gate_warnings,
+    judge_task_placement,
+    known_tasks,
+    task_modules,
+    task_pool,
+)
 
 PICK = {
     "task": "pick", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "rows.jsonl"}},
@@ -62,3 +73,41 @@ def test_a_group_of_local_tasks_has_the_documents_of_all_of_them(local):
     hub = {key: value for key, value in PICK.items() if key != "dataset_kwargs"} | {"dataset_path": "demo/lines"}
     (task,) = task_pool(*local(hub, other, group, name="both"))
     assert (task.items, task.output_type, task.local) == (None, "multiple_choice", False)
+
+
+def pool(**items: int | None) -> list[TaskItems]:
+    return [TaskItems(name=name, items=number) for name, number in items.items()]
+
+
+def test_a_canary_that_never_sees_enough_is_told():
+    policy = CanaryPolicy(steps_percent=(1, 50, 100))
+    (warning,) = canary_warnings(policy, 2.0)
+    assert warning.startswith("canary: minimum_requests 50 take 41 min 40 s at 1 %: beyond maximum_bake_seconds")
+    assert canary_warnings(policy, 200.0) == ()
+
+
+def test_a_task_too_small_for_its_own_margin_is_told():
+    (warning,) = gate_warnings("accuracy", pool(large=5000, small=100), AccuracyPolicy())
+    assert warning.startswith("accuracy: small: 100 items are too few for a margin of 3 points")
+    assert warning.endswith("344 items or a margin of 5.6 points would do")
+
+
+def test_a_pool_that_is_not_known_is_not_judged():
+    (warning,) = gate_warnings("accuracy", pool(known=5000, other=None), AccuracyPolicy())
+    assert "how many items other have is not known here" in warning
+
+
+def test_tasks_that_compare_likelihoods_are_served_where_the_engine_tells_them():
+    tasks = [known_tasks()["mmlu"], known_tasks()["gsm8k"]]
+    assert judge_task_placement(tasks, ["mmlu", "gsm8k"], [gpu_target(engine="vllm")]) == ((), ())
+    (refusal,), warnings = judge_task_placement(tasks, ["mmlu"], [gpu_target(engine="vllm"), gpu_target()])
+    assert warnings == ()
+    assert "mmlu is multiple_choice" in refusal.reason
+    assert "tensorrt_llm_llmapi tells none" in refusal.reason
+    assert refusal.nearest == "served_tasks: [gsm8k]"
+
+
+def test_tasks_of_which_nothing_is_known_are_a_warning():
+    refusals, (warning,) = judge_task_placement(pool(other=None), ["other"], [gpu_target(engine="tensorrt_llm_engine")])
+    assert refusals == ()
+    assert "whether other are generative is not known here" in warning

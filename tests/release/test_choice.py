@@ -1,15 +1,22 @@
-"""Which recipe is released."""
+"""Which recipe, or which candidate by cost, is released, and what a million tokens cost."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from load_sample import sample_load_test
+
 from llm_pipeline.base.errors import Terminal
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.release.choice import RecipeAttempt, choose_recipe, recipes_in_words
+from llm_pipeline.loadtest.outcome import LoadTestOutcome, RatePoint, TokenCost, token_cost
+from llm_pipeline.release.choice import CostTrial, RecipeAttempt, choose_by_cost, choose_recipe, recipes_in_words
 from llm_pipeline.release.contract import StageRequest, StageResult
 from llm_pipeline.release.execute import execute
 
@@ -122,3 +129,141 @@ def test_the_chosen_recipe_is_a_metric_of_the_stage_and_the_judgement_a_gate(tmp
     assert result.metrics == {"recipe": "fp8"}
     assert result.judgement is not None
     assert result.judgement.verdict is Verdict.GO
+
+
+def trial(recipe: str, cost: float, variant: str = "", *, either_way: float = 0.02) -> CostTrial:
+    told = TokenCost(estimate=cost, lower=cost - either_way, upper=cost + either_way, currency="USD")
+    return CostTrial(recipe=recipe, variant=variant, verdict=Verdict.GO, cost=told)
+
+
+def chosen(*trials: CostTrial) -> str:
+    taken, judgement = choose_by_cost(trials)
+    assert taken is not None
+    assert judgement.verdict is Verdict.GO
+    return taken.name
+
+
+def test_a_single_candidate_that_passed_is_taken() -> None:
+    assert chosen(trial("fp8", 0.3)) == "fp8"
+
+
+def test_a_larger_change_is_taken_only_where_its_whole_interval_is_cheaper() -> None:
+    assert chosen(trial("none", 0.50), trial("fp8", 0.30)) == "fp8"
+    assert chosen(trial("none", 0.50), trial("fp8", 0.47)) == "none"  # 0.45 to 0.49 beside 0.48 to 0.52
+    assert chosen(trial("none", 0.30), trial("fp8", 0.50)) == "none"
+
+
+def test_what_is_no_cheaper_does_not_keep_a_later_one_from_being_compared_with_what_stands() -> None:
+    steps = (trial("none", 0.50), trial("fp8", 0.47), trial("fp8", 0.45, "kv_fp8"))
+    assert chosen(*steps) == "fp8 with kv_fp8"  # shown to be cheaper than none, which would be taken without it
+
+
+def test_a_variant_has_to_be_shown_to_be_cheaper_than_the_targets_own_arguments() -> None:
+    assert chosen(trial("fp8", 0.30), trial("fp8", 0.29, "ngram")) == "fp8"
+    assert chosen(trial("fp8", 0.30), trial("fp8", 0.20, "ngram")) == "fp8 with ngram"
+
+
+def test_what_failed_a_gate_or_ended_with_an_error_is_not_taken_and_is_named() -> None:
+    refused = CostTrial(recipe="fp8", verdict=Verdict.NO_GO, summary="served_accuracy: 3 points were lost.")
+    failed = CostTrial(recipe="fp8", variant="ngram", summary="build failed: no memory")
+    taken, judgement = choose_by_cost([trial("none", 0.50), refused, failed])
+    assert taken is not None
+    assert taken.recipe == "none"
+    assert "fp8 NO_GO: served_accuracy: 3 points were lost; fp8 with ngram failed: build failed" in judgement.summary
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "together"),
+    [
+        ((Verdict.NO_GO, Verdict.NO_GO), Verdict.NO_GO),
+        ((Verdict.NO_GO, None), Verdict.INCONCLUSIVE),
+        ((), Verdict.INCONCLUSIVE),
+    ],
+)
+def test_where_none_passed_there_is_no_choice(verdicts: tuple[Verdict | None, ...], together: Verdict) -> None:
+    taken, judgement = choose_by_cost([CostTrial(recipe="fp8", verdict=verdict) for verdict in verdicts])
+    assert taken is None
+    assert judgement.verdict is together
+
+
+def test_without_a_price_nothing_can_be_chosen() -> None:
+    taken, judgement = choose_by_cost([CostTrial(recipe="fp8", verdict=Verdict.GO)])
+    assert taken is None
+    assert judgement.verdict is Verdict.INCONCLUSIVE
+    assert "no price of its hour is known" in judgement.summary
+
+
+Paced = Callable[..., LoadTestOutcome]
+
+
+@pytest.fixture(scope="module")
+def paced(tmp_path_factory: pytest.TempPathFactory) -> Paced:
+    """A load test whose confirmation at 18 requests a second had windows of these tokens a second."""
+    outcome = sample_load_test(tmp_path_factory.mktemp("load"), seconds=4.0)
+    confirmation = outcome.window("confirmation")
+    assert confirmation is not None
+
+    def make(*paces: float, **changes: object) -> LoadTestOutcome:
+        windows = tuple(
+            confirmation.model_copy(
+                update={
+                    "name": f"confirmation-1-{number}",
+                    "output_tokens_per_second": pace,
+                    "offered_per_second": 18.0,
+                    "void": "",
+                }
+            )
+            for number, pace in enumerate(paces)
+        )
+        rates = {"rates": (), "confirmed_rate_per_second": 18.0, "highest_rate_per_second": 20.0}
+        return outcome.model_copy(update={"windows": windows, **rates, **changes})
+
+    return make
+
+
+def test_the_cost_is_the_hour_by_its_tokens_between_the_bounds_of_the_windows(paced: Paced) -> None:
+    cost = token_cost(paced(990.0, 1010.0, 1000.0, 1000.0), 3.6, "EUR")
+    assert cost is not None
+    assert cost.estimate == pytest.approx(1.0)  # 3.6 EUR for 3.6 million tokens
+    assert 0.98 < cost.lower < 1.0 < cost.upper < 1.02
+    assert cost.in_words == f"1 EUR ({cost.lower:.3g} to {cost.upper:.3g})"
+    assert TokenCost.of_metrics(cost.metrics) == cost
+
+
+def test_what_the_search_left_open_makes_the_cost_less_sure(paced: Paced) -> None:
+    def point(rate: float, verdict: Verdict) -> RatePoint:
+        return RatePoint(rate_per_second=rate, good_fraction=1.0, verdict=verdict, window="w")
+
+    sure = token_cost(paced(1000.0, 1000.0, 1000.0), 3.6, "USD")
+    coarse = paced(1000.0, 1000.0, 1000.0, rates=(point(20.0, Verdict.GO), point(25.0, Verdict.NO_GO)))
+    open_cost = token_cost(coarse, 3.6, "USD")
+    assert sure is not None
+    assert open_cost is not None
+    assert (sure.lower, sure.upper) == (pytest.approx(1.0), pytest.approx(1.0))
+    assert (open_cost.lower, open_cost.upper) == (pytest.approx(0.8), pytest.approx(1.0))
+
+
+def test_a_search_that_ended_before_a_rate_failed_leaves_open_what_the_engine_can_do(paced: Paced) -> None:
+    outcome = paced(1000.0, 1000.0, 1000.0)
+    ceiling = outcome.windows[0].model_copy(update={"name": "ceiling", "phase": "ceiling", "answered_per_second": 40.0})
+    cost = token_cost(outcome.model_copy(update={"windows": (ceiling, *outcome.windows)}), 3.6, "USD")
+    assert cost is not None
+    assert (cost.lower, cost.upper) == (pytest.approx(0.5), pytest.approx(1.0))
+
+
+def test_a_rate_that_was_not_confirmed_bounds_the_one_that_was(paced: Paced) -> None:
+    failed = paced(1000.0).windows[0].model_copy(update={"name": "confirmation-0-0", "offered_per_second": 27.0})
+    outcome = paced(1000.0, 1000.0, 1000.0)
+    offered = [17.5, 18.5, 18.0]  # what a window had of the rate differs
+    held = [
+        one.model_copy(update={"offered_per_second": rate}) for one, rate in zip(outcome.windows, offered, strict=True)
+    ]
+    cost = token_cost(outcome.model_copy(update={"windows": (failed, *held)}), 3.6, "USD")
+    assert cost is not None
+    assert cost.lower == pytest.approx(18 / 27)
+
+
+@pytest.mark.parametrize("changes", [{"confirmed_rate_per_second": None}, {"windows": ()}])
+def test_there_is_no_cost_without_a_confirmed_rate(paced: Paced, changes: dict[str, object]) -> None:
+    assert token_cost(paced(1000.0, **changes), 3.6, "USD") is None
+    assert token_cost(paced(1000.0), None, "USD") is None

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.release.execute import load_stage
 from llm_pipeline.release.flow import FLOW, PROMOTION, TARGETS, with_steps
+from llm_pipeline.release.reference import steps_table
 from llm_pipeline.release.step import Ending, Kind, Need, Scope, Step
 
 STAGES = [step for step in FLOW if step.is_stage]
@@ -60,3 +64,14 @@ def test_a_step_that_does_not_fit_in_is_refused(changes, message):
     values = {"name": "smoke", "title": "Smoke", "words": "Asks.", "after": ("staging",)} | changes
     with pytest.raises(ConfigError, match=message):
         with_steps(FLOW, [Step(**values)])
+
+
+STAGES = (Path(__file__).parents[2] / "docs" / "stages.md").read_text()
+
+
+def test_the_page_has_the_table_that_the_flow_states():
+    assert steps_table(FLOW) in STAGES, "run python -m llm_pipeline.release.reference, and put its table into the page"
+
+
+def test_the_page_has_notes_on_every_step_in_order():
+    assert re.findall(r"^- `(\w+)`: ", STAGES, re.MULTILINE) == [step.name for step in FLOW if not step.stage]

@@ -1,6 +1,9 @@
 """Stage execution, on a stage made for the test: nothing below is specific to any real stage."""
 
+from __future__ import annotations
+
 import dataclasses
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -203,3 +206,34 @@ def test_a_stage_passes_an_input_on_without_a_copy_and_nothing_else(
     assert [stored.ref for stored in open_store(given.store).artifacts()] == [made]
     error = fail(request_for()).error
     assert error.message == f"stage count passes on {made}, which is none of its inputs"
+
+
+SLOW = ("aiohttp", "httpx", "huggingface_hub", "numpy", "torch")
+"""Each takes a tenth of a second of processor time, or more."""
+
+_PROGRAM = """
+import sys
+from llm_pipeline.release.flow import release_flow
+from llm_pipeline.release.process import run_stage_process
+from llm_pipeline.release.execute import load_stage
+
+for step in release_flow():
+    if step.is_stage and step.name != "resolve":  # the plan computes a lot with numpy
+        load_stage(step.name)
+        print(step.name, *(name for name in sys.argv[1:] if name in sys.modules))
+"""
+
+
+def test_a_stage_loads_no_slow_library() -> None:
+    found = _output(_PROGRAM, *SLOW).splitlines()
+    assert {"load_test", "canary"} <= {line.partition(" ")[0] for line in found}
+    assert [line for line in found if " " in line] == []
+
+
+def test_a_canary_loads_nothing_that_reads_configuration_files() -> None:
+    assert _output("import sys, llm_pipeline.stages.canary; print('yaml' in sys.modules)").split() == ["False"]
+
+
+def _output(program: str, *arguments: str) -> str:
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -153,13 +153,6 @@ def test_packaging_asks_for_the_engine_without_speculation_where_a_variant_alone
     assert inputs.get("plain_engine") == compared
 
 
-def test_another_release_with_the_same_inputs_gets_the_same_repository(package):
-    _, first = package()
-    _, second = package(release="r2")
-    assert second.reused
-    assert second.artifacts == first.artifacts
-
-
 def test_an_evaluation_without_generations_cannot_be_packaged(package):
     _, failure = package(generative=False)
     assert isinstance(failure, StageFailure)
