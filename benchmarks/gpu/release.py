@@ -457,7 +457,7 @@ def _plan(path: Path) -> dict[str, Any]:
     plan = json.loads(path.read_text(encoding="utf-8"))
     recipe = plan["targets"][0]["recipes"][0]
     steps = {
-        f"{step['stage']} {step['subject']}".rstrip(): {key: step["cost"][key] for key in ("seconds", "price")}
+        f"{step['stage']} {step['subject']}".rstrip(): {key: step[key] for key in ("seconds", "price")}
         for step in plan["stages"]
     }
     return {"memory": recipe["memory"], "speed": recipe.get("speed"), "steps": steps}

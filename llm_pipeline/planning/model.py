@@ -107,15 +107,15 @@ def stage_lines(plan: Plan) -> list[str]:
     order = {stage.stage: number for number, stage in reversed([*enumerate(plan.stages)])}
     ranked = sorted(plan.stages, key=lambda step: order[step.stage])  # stable: subjects stay in their order
     rows = [("stage", "of", "time", "GPU hours", plan.total.currency)]
-    for _, group in groupby(ranked, key=lambda step: (step.stage, round(step.cost.seconds or -1), step.cost.basis)):
+    for _, group in groupby(ranked, key=lambda step: (step.stage, round(step.seconds or -1), step.basis)):
         steps = list(group)
-        cost, taken = steps[0].cost, ""
-        if cost.seconds is not None:
-            basis = f"measured {cost.measurements}x" if cost.basis == "measured" else "model"
-            taken = f"{duration(cost.seconds)}{' each' if len(steps) > 1 else ''}, {basis}"
-        hours = _added([step.cost.gpu_hours if step.cost.gpus else None for step in steps], 3)
-        price = _added([step.cost.price for step in steps], 2)
-        rows.append((steps[0].stage, _subjects(steps[0].stage, [step.subject for step in steps]), taken, hours, price))
+        first, taken = steps[0], ""
+        if first.seconds is not None:
+            basis = f"measured {first.measurements}x" if first.basis == "measured" else "model"
+            taken = f"{duration(first.seconds)}{' each' if len(steps) > 1 else ''}, {basis}"
+        hours = _added([step.gpu_hours if step.gpus else None for step in steps], 3)
+        price = _added([step.price for step in steps], 2)
+        rows.append((first.stage, _subjects(first.stage, [step.subject for step in steps]), taken, hours, price))
     used = [column for column in range(len(rows[0])) if any(row[column] for row in rows[1:])]
     table = [[row[column] for column in used] for row in rows]
     return [f"stages ({len(plan.stages)} steps)", *indented_columns(table, len(rows[0])), *_sum(plan.total)]

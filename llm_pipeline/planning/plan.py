@@ -27,13 +27,12 @@ from llm_pipeline.planning.memory import PLAIN, climbing_order, weight_bytes
 from llm_pipeline.planning.model import DiskPlan, Plan, expected_warnings, format_plan
 from llm_pipeline.planning.sources import BackgroundCall, answer_of, ask_store, look_at_model
 from llm_pipeline.planning.stage_cost import (
-    PlannedStage,
     check_budget,
     check_objective,
     check_prices,
+    planned_stage,
     planned_steps,
     predicted_seconds,
-    step_cost,
     total_cost,
 )
 from llm_pipeline.planning.target_plan import TargetPlan, plan_target
@@ -148,14 +147,14 @@ def plan_release(
         lacking = host.busy_ports(deployment, tuple(loaded.places.values()))
     else:  # it stops nothing: the stages run elsewhere
         lacking = tuple(f"on this machine, {obstacle}" for found in obstacles.values() for obstacle in found)
-    order, steps = climbing_order(release, facts), tuple(planned_steps(release, facts))
+    order, steps = climbing_order(release, facts), planned_steps(release, facts)
     legal = {target.name: {recipe.recipe for recipe in target.recipes if recipe.legal} for target in targets}
     ladders = {name: tuple(recipe for recipe in order if recipe in recipes) for name, recipes in legal.items()}
     served = [task for task in tasks if task.name in release.evaluation.served_tasks]
     predicted = predicted_seconds(loaded, facts, tasks, ladders)
     seen = answer_of(asked, loaded)
-    costs = {step: step_cost(loaded, step, seen.history, predicted.get(step)) for step in steps}
-    check_budget(loaded, costs)
+    stages = tuple(planned_stage(loaded, step, seen.history, predicted.get(step)) for step in steps)
+    check_budget(loaded, stages)
     return Plan(
         config=str(loaded.path),
         release=release.name,
@@ -165,8 +164,8 @@ def plan_release(
         dtype=release.baseline.dtype,
         deployment=deployment.name,
         facts=facts,
-        stages=tuple(PlannedStage(stage=stage, subject=of, cost=costs[stage, of]) for stage, of in steps),
-        total=total_cost(loaded, costs),
+        stages=stages,
+        total=total_cost(loaded, stages),
         targets=targets,
         disk=disk,
         ladders=ladders,

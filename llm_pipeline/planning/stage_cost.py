@@ -20,7 +20,7 @@ Everything else takes seconds, or as long as a person does, and is not predicted
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import ceil
 from statistics import median
 from typing import TYPE_CHECKING, Literal
@@ -55,10 +55,11 @@ if TYPE_CHECKING:
     from llm_pipeline.release.loading import LoadedRelease
 
 
-class StepCost(Frozen):
-    """What one step takes when it is computed.
+class PlannedStage(Frozen):
+    """One step of the release, and what it takes when it is computed.
 
     Attributes:
+        subject: The recipe, target or canary step it works on; empty for one-off stages.
         seconds: None where nothing was measured and no model says anything.
         basis: `measured` in earlier releases of this config (the median), or by a `model`; None for no figure.
         measurements: How many releases were measured.
@@ -68,6 +69,8 @@ class StepCost(Frozen):
         price: In the deployment's currency; None without GPU-hours, or without a price.
     """
 
+    stage: str
+    subject: str = ""
     seconds: float | None = None
     basis: Literal["measured", "model"] | None = None
     measurements: int = 0
@@ -120,13 +123,13 @@ def check_objective(loaded: LoadedRelease) -> None:
         )
 
 
-def check_budget(loaded: LoadedRelease, costs: Mapping[Step, StepCost]) -> None:
+def check_budget(loaded: LoadedRelease, stages: Iterable[PlannedStage]) -> None:
     """Make sure that a budget can be compared with the plan.
 
     Raises:
         ConfigError: It limits the cost, and a GPU has no price.
     """
-    needed = {cost.accelerator for cost in costs.values() if cost.gpus and cost.accelerator}
+    needed = {stage.accelerator for stage in stages if stage.gpus and stage.accelerator}
     if loaded.config.budget.cost is not None and (free := sorted(needed - loaded.deployment.gpu_hour_prices.keys())):
         name = loaded.deployment.name
         raise ConfigError(
@@ -136,7 +139,7 @@ def check_budget(loaded: LoadedRelease, costs: Mapping[Step, StepCost]) -> None:
         )
 
 
-def step_cost(loaded: LoadedRelease, step: Step, history: History, predicted: float | None) -> StepCost:
+def planned_stage(loaded: LoadedRelease, step: Step, history: History, predicted: float | None) -> PlannedStage:
     """What a step takes when it is computed.
 
     Args:
@@ -150,7 +153,9 @@ def step_cost(loaded: LoadedRelease, step: Step, history: History, predicted: fl
     accelerator, gpus = busy_gpus(loaded.release, loaded.deployment, *step)
     hours = None if seconds is None else gpus * seconds / HOUR
     price = loaded.deployment.gpu_hour_prices.get(accelerator)
-    return StepCost(
+    return PlannedStage(
+        stage=step[0],
+        subject=step[1],
         seconds=seconds,
         basis=None if seconds is None else "measured" if measured else "model",
         measurements=len(measured),
@@ -161,29 +166,16 @@ def step_cost(loaded: LoadedRelease, step: Step, history: History, predicted: fl
     )
 
 
-def total_cost(loaded: LoadedRelease, costs: Mapping[Step, StepCost]) -> TotalCost:
+def total_cost(loaded: LoadedRelease, stages: Iterable[PlannedStage]) -> TotalCost:
     """The sum over all steps, one after another."""
     total, unknown = MeasuredCost(), list[str]()
-    for step, cost in costs.items():
-        if cost.seconds is not None:
-            price = cost.price if cost.gpu_hours else 0.0
-            total += MeasuredCost(seconds=cost.seconds, gpu_hours=cost.gpu_hours or 0.0, price=price)
-        elif step[0] not in steps_of(Work.PERSON):
-            unknown.append(" ".join(step).strip())
+    for step in stages:
+        if step.seconds is not None:
+            price = step.price if step.gpu_hours else 0.0
+            total += MeasuredCost(seconds=step.seconds, gpu_hours=step.gpu_hours or 0.0, price=price)
+        elif step.stage not in steps_of(Work.PERSON):
+            unknown.append(f"{step.stage} {step.subject}".strip())
     return TotalCost(**total.model_dump(), currency=loaded.deployment.currency, not_known=tuple(unknown))
-
-
-class PlannedStage(Frozen):
-    """One step of the release.
-
-    Attributes:
-        subject: The recipe, target or canary step it works on; empty for one-off stages.
-        cost: What it takes when it is computed.
-    """
-
-    stage: str
-    subject: str = ""
-    cost: StepCost = StepCost()
 
 
 def planned_steps(release: ResolvedRelease, facts: ModelFacts | None = None) -> Iterator[Step]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from llm_pipeline.base.quantities import duration
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.planning.stage_cost import PlannedStage, StepCost
+from llm_pipeline.planning.stage_cost import PlannedStage
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.measured_cost import MeasuredCost, chosen_variants, measured_cost, release_cost
 from llm_pipeline.release.record import ReleaseRecord
@@ -46,15 +46,13 @@ class Spending(Frozen):
 
 def read_spending(record: ReleaseRecord, results: Sequence[StageResult], planned: Iterable[PlannedStage]) -> Spending:
     """What the stages took, in their order, beside the plan's figures for each."""
-    plan = {(stage.stage, stage.subject): stage.cost for stage in planned}
+    plan = {(stage.stage, stage.subject): stage for stage in planned}
     variants = chosen_variants(results)
     longest = max((result.timings.total_seconds for result in results), default=0.0) or 1.0
     rows = []
     for result in results:
-        measured, expected = (
-            measured_cost(record, result, variants),
-            plan.get((result.stage, result.subject), StepCost()),
-        )
+        measured = measured_cost(record, result, variants)
+        expected = plan.get((result.stage, result.subject), PlannedStage(stage=result.stage))
         row = SpendingRow(
             stage=f"{result.stage} {result.subject}".strip().replace("_", " "),
             share=0.0 if result.reused else result.timings.total_seconds / longest,

@@ -15,7 +15,7 @@ from llm_pipeline.cli import main
 from llm_pipeline.config.overrides import Overrides
 from llm_pipeline.local_run import LocalRun
 from llm_pipeline.operations.decisions import decide, put, read_decision, waiting_step
-from llm_pipeline.planning.stage_cost import StepCost, check_budget
+from llm_pipeline.planning.stage_cost import PlannedStage, check_budget
 from llm_pipeline.questions import Question, budget_question
 from llm_pipeline.release.flow import step_named
 from llm_pipeline.release.loading import load_release
@@ -154,11 +154,12 @@ def test_the_question_has_what_is_planned_and_what_may_be_spent(project):
 
 def test_a_cost_is_refused_as_budget_where_a_gpu_has_no_price(project):
     loaded = load_release(project.config, Overrides(budget_cost=5))
-    check_budget(loaded, {("build", "cpu-a"): StepCost()})
+    on_gpu = PlannedStage(stage="build", subject="h100", accelerator="H100-SXM5-80GB", gpus=1)
+    check_budget(loaded, [PlannedStage(stage="build", subject="cpu-a")])
     with pytest.raises(ConfigError, match=r"budget\.cost: what H100-SXM5-80GB costs is not known") as told:
-        check_budget(loaded, {("build", "h100"): StepCost(accelerator="H100-SXM5-80GB", gpus=1)})
+        check_budget(loaded, [on_gpu])
     assert "gpu_hour_prices" in str(told.value.hint)
-    check_budget(load_release(project.config), {("build", "h100"): StepCost(accelerator="H100-SXM5-80GB", gpus=1)})
+    check_budget(load_release(project.config), [on_gpu])
 
 
 @pytest.mark.slow

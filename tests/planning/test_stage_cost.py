@@ -13,7 +13,7 @@ from llm_pipeline.catalog.tables import find_gpu
 from llm_pipeline.planning.memory import PLAIN
 from llm_pipeline.planning.plan import Plan, format_plan, plan_release
 from llm_pipeline.planning.speed import RooflineEngine
-from llm_pipeline.planning.stage_cost import StepCost, quantization_seconds, scoring_seconds
+from llm_pipeline.planning.stage_cost import PlannedStage, quantization_seconds, scoring_seconds
 from llm_pipeline.planning.task_pool import TaskItems, known_tasks
 
 DEPLOYMENT = "deployments/gpu-cluster.yaml"
@@ -28,8 +28,8 @@ def plan_of(path: Path) -> Plan:
     return plan_release(path, store_seconds=0)
 
 
-def costs(plan: Plan) -> dict[str, StepCost]:
-    return {f"{step.stage} {step.subject}".rstrip(): step.cost for step in plan.stages}
+def costs(plan: Plan) -> dict[str, PlannedStage]:
+    return {f"{step.stage} {step.subject}".rstrip(): step for step in plan.stages}
 
 
 def test_a_load_test_holds_the_targets_gpus_for_all_its_windows(real: Path, edit):

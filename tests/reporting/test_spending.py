@@ -8,7 +8,7 @@ import pytest
 from store_history import History
 
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.planning.stage_cost import PlannedStage, StepCost
+from llm_pipeline.planning.stage_cost import PlannedStage
 from llm_pipeline.release.contract import StageResult, Timings
 from llm_pipeline.release.measured_cost import release_cost
 from llm_pipeline.release.record import ReleaseRecord, read_release_record
@@ -58,7 +58,7 @@ def test_what_was_chosen_keeps_the_gpus_of_its_variant_busy_and_a_trial_those_of
 @pytest.mark.parametrize("planned", [True, False])
 def test_the_report_s_rows_hold_what_was_planned_beside_it(tmp_path, planned):
     record = record_with(tmp_path, **HOST, **PRICES)
-    plan = [PlannedStage(stage="quantize", subject="fp8", cost=StepCost(seconds=600.0, price=1.0))] if planned else []
+    plan = [PlannedStage(stage="quantize", subject="fp8", seconds=600.0, price=1.0)] if planned else []
     results = [result("quantize", "fp8"), result("baseline", reused=True)]
     rows = read_spending(record, results, plan).rows
     assert [tuple(row.model_dump(exclude={"verdict"}).values()) for row in rows] == [
