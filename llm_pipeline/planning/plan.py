@@ -10,7 +10,6 @@ is a warning in the plan. The store is asked for what earlier releases left in i
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from math import ceil
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning import host, release_checks
 from llm_pipeline.planning.memory import PLAIN, climbing_order, weight_bytes
 from llm_pipeline.planning.model import DiskPlan, Plan, expected_warnings, format_plan
-from llm_pipeline.planning.sources import BackgroundCall, answer_of, ask_store, look_at_model
+from llm_pipeline.planning.sources import answer_of, ask_store, look_at_model
 from llm_pipeline.planning.stage_cost import (
     check_budget,
     check_objective,
@@ -105,11 +104,10 @@ def plan_release(
     release_checks.check_routers(loaded)
     # What does not run whatever the model is, before it is read:
     _refuse_impossible(loaded, [plan_target(loaded, target, None) for target in release.targets])
-    looking = BackgroundCall(partial(look_at_model, loaded, revision, source_seconds, required=read_model))
-    release_checks.check_data_files(loaded)  # this and the next three need nothing of the model: its source answers
+    release_checks.check_data_files(loaded)
     require_enough(release.workload, release.policy.load_test)
     tasks = task_pool(release.evaluation, loaded.configs_root)
-    model = looking.answer()
+    model = look_at_model(loaded, revision, source_seconds, required=read_model)
     facts = model.facts
     if facts:
         release_checks.check_model(loaded, facts)
