@@ -12,6 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from deployment_here import place_document
 from place_here import serve
 from signing_keys import signing_with_new_keys
 from store_history import GO, MODEL, NO_GO, TARGET, History
@@ -101,33 +102,22 @@ class TestPointers:
     def test_what_was_packaged_for_the_model_and_target_is_served(self, site: Site) -> None:
         require_served(site.store, MODEL, TARGET, site.previous)
 
-    def test_a_release_whose_package_was_not_signed_is_refused(self, site: Site) -> None:
+    def test_what_was_not_packaged_for_the_model_and_target_is_refused(self, site: Site) -> None:
+        def problem(pointer: Pointer, model_id: str = MODEL, target: str = TARGET) -> str:
+            with pytest.raises(IntegrityError) as refused:
+                require_served(site.store, model_id, target, pointer)
+            return refused.value.message
+
+        untouched = site.previous
+        assert f"is of {MODEL}" in problem(untouched, OTHER_MODEL)
+        assert "packaged nothing for h100" in problem(untouched, target="h100")
+        for forged in (site.repository(_release(site, 3)), site.publish("checkpoint", "weights")):
+            assert "packaged another repository" in problem(site.point_previous_to(forged))
         site.edit(results_name(site.first, "package", TARGET), lambda document: document.pop("signature"))
-        with pytest.raises(IntegrityError, match="unsigned"):
-            require_served(site.store, MODEL, TARGET, site.previous)
-
-    def test_the_signed_repository_of_another_release_is_refused(self, site: Site) -> None:
-        forged = site.point_previous_to(site.repository(_release(site, 3)))
-        with pytest.raises(IntegrityError, match="packaged another repository"):
-            require_served(site.store, MODEL, TARGET, forged)
-
-    def test_a_release_of_another_model_is_refused(self, site: Site) -> None:
-        with pytest.raises(IntegrityError, match=f"is of {MODEL}"):
-            require_served(site.store, OTHER_MODEL, TARGET, site.previous)
-
-    def test_a_signed_artifact_that_is_no_repository_is_refused(self, site: Site) -> None:
-        forged = site.point_previous_to(site.publish("checkpoint", "weights"))
-        assert "packaged another repository" in (pointer_problem(site.store, MODEL, TARGET, forged) or "")
-
-    def test_the_pointers_of_another_target_are_refused(self, site: Site) -> None:
-        assert "packaged nothing for h100" in (pointer_problem(site.store, MODEL, "h100", site.previous) or "")
+        assert "unsigned" in problem(untouched)
 
     def test_production_goes_back_to_nothing_forged_and_starts_nothing_forged(self, site: Site) -> None:
-        ports = [
-            {"http": port, "grpc": port + 1, "metrics": port + 2, "openai": port + 3} for port in (18541, 18545, 18549)
-        ]
-        servers = dict(zip(("staging", "blue", "green"), ports, strict=True))
-        place = TargetPlace.model_validate({**servers, "router": {"port": 18560, "admin_port": 18561}})
+        place = TargetPlace.model_validate(place_document(iter(range(18541, 18561))))
         deployment = site.deployment.model_copy(update={"places": {TARGET: place}})
         site.point_previous_to(site.publish("checkpoint", "weights"))
         with pytest.raises(IntegrityError, match="is not served for"):
