@@ -196,6 +196,11 @@ class QuantizationRecipe(ConfigModel):
         return self.search.formats if self.search else (self.weights,)
 
     @property
+    def needs_cuda(self) -> bool:
+        """Whether it can be made on an NVIDIA GPU only."""
+        return self.kv_cache == "nvfp4" or not NEEDS_CUDA.isdisjoint(self.formats)
+
+    @property
     def file_name(self) -> str:
         """The recipe's file without `.yaml`: the rungs of a search share one."""
         if self.search is None or len(self.search.effective_bits) > 1:

@@ -27,7 +27,7 @@ from llm_pipeline.catalog.tables import (
     find_support,
     lists_format,
 )
-from llm_pipeline.config.quantization import NEEDS_CUDA, KvCacheFormat, QuantizationRecipe, WeightFormat
+from llm_pipeline.config.quantization import KvCacheFormat, QuantizationRecipe, WeightFormat
 from llm_pipeline.config.target import EngineModel, Target
 from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.planning.memory import bits_per_weight, format_bits
@@ -91,18 +91,6 @@ class FormatRequest(NamedTuple):
     weights: tuple[WeightFormat, ...]
     kv_cache: KvCacheFormat
     mixed: bool = False
-
-    @property
-    def needs_cuda(self) -> bool:
-        """Whether it can be quantized on an NVIDIA GPU only."""
-        return self.kv_cache == "nvfp4" or not NEEDS_CUDA.isdisjoint(self.weights)
-
-
-def asked_by(recipe: QuantizationRecipe) -> FormatRequest:
-    """The formats of a recipe."""
-    if recipe.weights == "ready":
-        return FormatRequest(("none",), "none")
-    return FormatRequest(recipe.formats, recipe.kv_cache, mixed=recipe.search is not None)
 
 
 class Platform(NamedTuple):
@@ -261,9 +249,9 @@ class FormatQuestion:
         """The formats that the engine gets; a checkpoint that modelopt exported elsewhere is as one of ours."""
         method, _, algorithm = self.stored_format.partition(" ")
         known = [weights for weights, name in ALGORITHMS.items() if method == "modelopt" and name == algorithm]
-        if known:
-            return FormatRequest((known[-1],), "none")
-        return asked_by(self.recipe)
+        if known or self.recipe.weights == "ready":
+            return FormatRequest((known[-1] if known else "none",), "none")
+        return FormatRequest(self.recipe.formats, self.recipe.kv_cache, mixed=self.recipe.search is not None)
 
     @property
     def foreign_format(self) -> str:

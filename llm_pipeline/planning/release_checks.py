@@ -23,7 +23,6 @@ from llm_pipeline.engines.builder import engine_adapter, own_server_of
 from llm_pipeline.loadtest.workload import check_workload, longest_request
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning import host
-from llm_pipeline.planning.compatibility import asked_by
 from llm_pipeline.planning.memory import HALF_PRECISION, is_excluded, least_effective_bits, quantizes_experts
 from llm_pipeline.quantization.calibration import choose_samples, read_source
 from llm_pipeline.quantization.tensorrt_llm_checkpoint import refuse_unsupported_tensorrt_llm_checkpoint
@@ -74,7 +73,7 @@ def _check_blocks(recipe: QuantizationRecipe, facts: ModelFacts) -> None:
 
 def recipe_warnings(loaded: LoadedRelease) -> Iterator[str]:
     """What works, though perhaps not as meant."""
-    cuda = [recipe.name for recipe in loaded.release.recipes if asked_by(recipe).needs_cuda]
+    cuda = [recipe.name for recipe in loaded.release.recipes if recipe.needs_cuda]
     if cuda and not loaded.deployment.quantization_host and not host.has_nvidia_gpu():
         yield (
             f"{', '.join(cuda)}: quantization needs a CUDA device in the model environment; this machine has none, and "

@@ -33,7 +33,6 @@ from llm_pipeline.config.release import HOUR, ResolvedRelease
 from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.loadtest.duration import session_seconds
 from llm_pipeline.model_facts.facts import ModelFacts
-from llm_pipeline.planning.compatibility import asked_by
 from llm_pipeline.planning.memory import PLAIN, climbing_order, weight_bytes
 from llm_pipeline.planning.sources import History, Step
 from llm_pipeline.planning.speed import (
@@ -252,7 +251,7 @@ def quantization_seconds(recipe: QuantizationRecipe, plain: RooflineEngine) -> f
     if recipe.calibration is None:
         return files
     tokens = recipe.calibration.samples * recipe.calibration.maximum_tokens
-    passes = sum(_AWQ_PASSES if "awq" in name else 1 for name in asked_by(recipe).weights)
+    passes = sum(_AWQ_PASSES if "awq" in name else 1 for name in recipe.formats)
     return files + passes * prompt_seconds(plain, tokens) / REACHED
 
 

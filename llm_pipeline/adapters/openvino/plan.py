@@ -43,7 +43,7 @@ def judge(question: FormatQuestion) -> Legal | Refused:
     kv_cache = nearest_kv_cache(asked.kv_cache, CPU_KV_FORMATS)
     unserved = [name for name in asked.weights if name not in CPU_FORMATS]
     if unserved:
-        cuda = "; modelopt needs CUDA to quantize it, too" if asked.needs_cuda else ""
+        cuda = "; modelopt needs CUDA to quantize it, too" if recipe.needs_cuda else ""
         advice = changes(recipe, asked, unserved, CPU_FORMATS, CPU_KV_FORMATS)
         reason = f"the CPU engine cannot serve {', '.join(unserved)}{cuda}"
         return Refused(reason=reason, nearest=", ".join(advice))
