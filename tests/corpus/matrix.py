@@ -28,7 +28,7 @@ from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.deployment import ServerPorts
-from llm_pipeline.config.quantization import NEEDS_CUDA, QuantizationRecipe
+from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.planning.release_checks import check_model, check_recipes
 from llm_pipeline.planning.sources import look_at_model
 from llm_pipeline.planning.target_plan import plan_target
@@ -91,7 +91,7 @@ def cpu_recipes() -> dict[str, QuantizationRecipe]:
         if "search" in content:
             content["search"] |= {"effective_bits": [8.0]}
         recipe = QuantizationRecipe(name=path.stem, **content).rungs()[0]
-        if NEEDS_CUDA.isdisjoint(recipe.formats) and recipe.kv_cache != "nvfp4":
+        if not recipe.needs_cuda:
             found[path.stem] = recipe
     return found
 
