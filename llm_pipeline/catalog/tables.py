@@ -69,10 +69,20 @@ class Container(_Fact):
     Attributes:
         image: Image with its tag.
         tensorrt_llm: Version of TensorRT-LLM inside.
+        cuda: Version of CUDA inside, if known.
+        driver: Driver it was built for, if known.
     """
 
     image: str
     tensorrt_llm: str
+    cuda: str | None = None
+    driver: str | None = None
+
+    @property
+    def oldest_driver(self) -> str | None:
+        """First driver branch that its CUDA runs on by minor version compatibility, if known."""
+        branches: dict[str, str] = read_table("version_matrix")["cuda_drivers"]["first_by_major"]
+        return branches.get((self.cuda or "").partition(".")[0])
 
 
 class SupportCell(_Fact):
