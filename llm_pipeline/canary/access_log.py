@@ -109,40 +109,32 @@ class LogCursor(Frozen):
     offset: int = 0
 
 
+@dataclass
 class AccessLog:
     """Reads an Envoy access log incrementally, whole lines only.
 
     Attributes:
-        damaged: Lines that could not be understood so far.
+        path: Of the log.
+        slot_of_address: The slot of an upstream address.
+        reopen: Tells the router to open its log again, once its file was moved or deleted.
+        largest_bytes: A longer log is put aside, as `<name>.1`; None leaves that to somebody else.
         behind: Whether the last read left lines unread.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        slot_of_address: SlotOfAddress,
-        *,
-        reopen: Callable[[], object] | None = None,
-        largest_bytes: int | None = None,
-    ) -> None:
-        """Nothing is read yet.
+    path: Path
+    slot_of_address: SlotOfAddress
+    reopen: Callable[[], object] | None = None
+    largest_bytes: int | None = None
+    behind: bool = False
 
-        Args:
-            path: Of the log.
-            slot_of_address: The slot of an upstream address.
-            reopen: Tells the router to open its log again, once its file was moved or deleted.
-            largest_bytes: A longer log is put aside, as `<name>.1`; None leaves that to somebody else.
-        """
-        self._path, self._aside = path, path.with_name(f"{path.name}.1")
-        self._slot_of_address = slot_of_address
-        self._reopen = reopen
-        self._largest = largest_bytes
-        self.damaged = 0
-        self.behind = False
+    @property
+    def aside(self) -> Path:
+        """Where a long log is put."""
+        return self.path.with_name(f"{self.path.name}.1")
 
     def end(self) -> LogCursor:
         """The cursor behind the last whole line."""
-        with contextlib.suppress(FileNotFoundError), self._path.open("rb") as stream:
+        with contextlib.suppress(FileNotFoundError), self.path.open("rb") as stream:
             found = os.fstat(stream.fileno())
             begin = max(0, found.st_size - _LONGEST_LINE_BYTES)
             stream.seek(begin)
@@ -152,8 +144,8 @@ class AccessLog:
 
     def recent(self, since: float, most_bytes: int = _RECENT_BYTES) -> list[ObservedRequest]:
         """Requests that started at or after `since` and ended, as far back as the newest bytes of the log go."""
-        newest = _last_lines(self._path, most_bytes)
-        lines = _last_lines(self._aside, most_bytes - len(newest)) + newest
+        newest = _last_lines(self.path, most_bytes)
+        lines = _last_lines(self.aside, most_bytes - len(newest)) + newest
         found = self._requests(lines.splitlines())
         return [request for request in found if request.started_at >= since and not request.in_flight]
 
@@ -168,37 +160,37 @@ class AccessLog:
             most_bytes: Of the log that are read in one call; what is left is for the next one (see `behind`).
         """
         self.keep()
-        lines, current = b"", _inode(self._path)
-        if cursor.inode and cursor.inode == _inode(self._aside):
-            reopened = current != 0 and self._path.stat().st_size > 0  # else the router may still write to it
-            lines, cursor, self.behind = _lines(self._aside, cursor, most_bytes)
+        lines, current = b"", _inode(self.path)
+        if cursor.inode and cursor.inode == _inode(self.aside):
+            reopened = current != 0 and self.path.stat().st_size > 0  # else the router may still write to it
+            lines, cursor, self.behind = _lines(self.aside, cursor, most_bytes)
             if self.behind or not reopened:
                 return list(self._requests(lines.splitlines())), cursor
             cursor = LogCursor(inode=current)
         elif cursor.inode != current:
             if cursor.inode:
-                log.warning("the access log was moved, with lines that were not read yet", path=str(self._path))
+                log.warning("the access log was moved, with lines that were not read yet", path=str(self.path))
                 self._ask_to_reopen()
             cursor = LogCursor(inode=current)
         if current:
-            more, cursor, self.behind = _lines(self._path, cursor, most_bytes)
+            more, cursor, self.behind = _lines(self.path, cursor, most_bytes)
             lines += more
         return list(self._requests(lines.splitlines())), cursor
 
     def keep(self) -> None:
         """Put a long log aside, and have the router open its log again. Reading does this too."""
         with contextlib.suppress(FileNotFoundError):  # the guard, or a controller, put it aside at the same moment
-            if self._largest is not None and self._path.stat().st_size > self._largest:
-                self._path.rename(self._aside)
-        if not self._path.exists():
+            if self.largest_bytes is not None and self.path.stat().st_size > self.largest_bytes:
+                self.path.rename(self.aside)
+        if not self.path.exists():
             self._ask_to_reopen()
 
     def _ask_to_reopen(self) -> None:
         """Ask the router to reopen its log; repeated at each read until the path is there."""
-        if self._reopen is None:
+        if self.reopen is None:
             return
         try:
-            self._reopen()
+            self.reopen()
         except Transient as error:
             log.warning("the router cannot be told to reopen its log", reason=str(error))
 
@@ -207,15 +199,14 @@ class AccessLog:
         damaged = 0
         for line in lines:
             try:
-                request = parse_line(line, self._slot_of_address)
+                request = parse_line(line, self.slot_of_address)
             except ValueError:
                 damaged += 1
                 continue
             if request is not None:
                 yield request
         if damaged:
-            self.damaged += damaged
-            log.warning("damaged lines of the access log are ignored", lines=damaged, path=str(self._path))
+            log.warning("damaged lines of the access log are ignored", lines=damaged, path=str(self.path))
 
 
 def parse_line(line: bytes, slot_of_address: SlotOfAddress) -> ObservedRequest | None:
@@ -225,16 +216,17 @@ def parse_line(line: bytes, slot_of_address: SlotOfAddress) -> ObservedRequest |
         ValueError: The line is damaged, or one of its numbers is none.
     """
     try:
-        entry = json.loads(line.decode(errors="replace"), parse_constant=_no_number)
-        arm, on_trial = _arm(entry.get("cluster"))
-        return None if arm is None else _request(entry, arm, slot_of_address, on_trial=on_trial)
+        entry = json.loads(line.decode(errors="replace"), parse_constant=_finite)
+        return _request(entry, slot_of_address)
     except (AttributeError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ValueError(f"not a line of an access log: {error}") from error
 
 
-def _request(
-    entry: Mapping[str, Any], arm: SlotName, slot_of_address: SlotOfAddress, *, on_trial: bool
-) -> ObservedRequest:
+def _request(entry: Mapping[str, Any], slot_of_address: SlotOfAddress) -> ObservedRequest | None:
+    cluster = str(entry.get("cluster"))
+    arm = _SLOTS.get(plain_name(cluster).removesuffix("_grpc").removesuffix("_openai"))
+    if arm is None:
+        return None
     path = str(entry["path"] or "").partition("?")[0]
     in_flight = entry.get("type") == _IN_FLIGHT
     ending = "in flight" if in_flight else _ending(entry)
@@ -250,7 +242,7 @@ def _request(
     return ObservedRequest(
         started_at=_finite(entry["started_at"]),
         arm=arm,
-        on_trial=on_trial,
+        on_trial=cluster.endswith(FAILOVER_SUFFIX),
         fault=fault,
         error=fault or refused,
         lost=broken or refused,
@@ -282,16 +274,6 @@ def _ending(entry: Mapping[str, Any]) -> Literal["answered", "failed", "refused"
     if code >= HTTPStatus.BAD_REQUEST or status in _REFUSING_GRPC_STATUSES:
         return "refused"
     return "answered" if status in (None, 0) else "failed"
-
-
-def _arm(cluster: object) -> tuple[SlotName | None, bool]:
-    name = str(cluster)
-    slot = plain_name(name).removesuffix("_grpc").removesuffix("_openai")
-    return _SLOTS.get(slot), name.endswith(FAILOVER_SUFFIX)
-
-
-def _no_number(word: str) -> float:
-    raise ValueError(f"{word} is not a number")
 
 
 def _finite(value: Any) -> float:
@@ -350,10 +332,6 @@ def _last_lines(path: Path, most_bytes: int) -> bytes:
     """The last whole lines of a file; empty if there is no file."""
     if most_bytes <= 0 or not path.exists():
         return b""
-    with path.open("rb") as stream:
-        size = os.fstat(stream.fileno()).st_size
-        stream.seek(max(0, size - most_bytes))
-        data = stream.read(min(size, most_bytes))
-    if size > most_bytes:
-        data = data[data.find(b"\n") + 1 :]
-    return data[: data.rfind(b"\n") + 1]
+    begin = max(0, path.stat().st_size - most_bytes)
+    lines = _lines(path, LogCursor(offset=begin), most_bytes)[0]
+    return lines[lines.find(b"\n") + 1 :] if begin else lines

@@ -12,6 +12,9 @@ Stable's server is started in every phase as soon as it has ended; the watch goe
 While the store accepts no writes, nothing is moved: a candidate with traffic keeps its share, and what was found is
 recorded, with its reason, and carried out as soon as the store takes it. (`rollback --force` does not wait.) If the
 candidate has no traffic there is nothing to watch: the stage fails, and its next attempt continues.
+
+It looks at the router's log of single requests, or at the counts of a source. Both keep their position in the canary's
+record, which is written together with the conclusions.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ from dataclasses import dataclass, field, replace
 from llm_pipeline.base.errors import ConfigError, Fenced, PipelineError, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.verdict import Judgement, Verdict, judge
-from llm_pipeline.canary import analysis, evidence, people
+from llm_pipeline.canary import analysis, evidence, metrics, people
+from llm_pipeline.canary.access_log import AccessLog, LogCursor, ObservedRequest
 from llm_pipeline.canary.analysis import AnalysisState, with_look
 from llm_pipeline.canary.deciding import PAUSABLE, UNTIL_RESUMED, Seen, condemned, decide, drifted, tests_of, with_pause
 from llm_pipeline.canary.evidence import Outcome, StepDecision
@@ -49,10 +53,10 @@ from llm_pipeline.canary.router import (
     other_slot,
 )
 from llm_pipeline.canary.slots import ChecksAnswers, ServedPlace, SlotControl, WarmUp
-from llm_pipeline.canary.traffic import Traffic
+from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
-from llm_pipeline.store.place_state import PlaceState, edit_place, read_place
+from llm_pipeline.store.place_state import PlaceState, StepApproval, edit_place, read_place
 
 log = get_logger(__name__)
 
@@ -67,6 +71,97 @@ SOURCE_PATIENCE_LOOKS = 30
 
 LONGEST_LOOKS = 10.0
 """One look counts for at most this many intervals between looks: a frozen process watched nothing meanwhile."""
+
+
+BASELINE_SECONDS = 120.0
+"""Counts of stable over this long before the first step fix what "slow" means."""
+
+HISTORY_SECONDS = 3600.0
+"""Of single requests, so long a history of stable does, as far as it served already and the log goes back: it shows
+how much one server wavers, too."""
+
+_HISTORY_BYTES = 64 * 1024 * 1024
+
+
+MOST_BYTES_A_LOOK = 4 * 1024 * 1024
+"""Of the log that one look reads, about 6,000 lines; what is left is for the next one."""
+
+
+Baseline = tuple[metrics.Thresholds | None, int, CanaryRecord]
+"""Stable before the first step: the limits from then on, or None while there are too few requests; how many there are;
+and the canary's record, with how far the source was read."""
+
+
+class LoggedTraffic:
+    """Single requests, from the router's own log."""
+
+    def __init__(self, access_log: AccessLog) -> None:
+        self._log = access_log
+
+    def end(self) -> LogCursor:
+        """Where the log ends now."""
+        return self._log.end()
+
+    def baseline(self, record: CanaryRecord, policy: CanaryPolicy) -> Baseline:
+        """Stable's requests before the first step; with little traffic a long log is not read again each time."""
+        newest = self._of_stable(record)
+        if metrics.fix_thresholds(newest, policy) is None:
+            return None, len(newest), record
+        history = self._of_stable(record, most_bytes=_HISTORY_BYTES)
+        return metrics.fix_thresholds(history, policy), len(history), record
+
+    def _of_stable(self, record: CanaryRecord, **bounds: int) -> list[ObservedRequest]:
+        """Requests that stable itself answered or failed as production, without those that a standby answered."""
+        since = time.time() - HISTORY_SECONDS
+        if record.production_since is not None:
+            since = max(since, record.production_since.timestamp())
+        recent = self._log.recent(since, **bounds)
+        mine = [request for request in recent if request.arm == record.stable and not request.on_trial]
+        return [request for request in mine if request.server in (None, record.stable)]
+
+    def step_begins(self, record: CanaryRecord) -> CanaryRecord:
+        """The record, reading the log from here: after a clock was set back, older requests could seem to be newer."""
+        return record.model_copy(update={"cursor": self._log.end(), "in_flight": {}})
+
+    def look(self, record: CanaryRecord, thresholds: metrics.Thresholds) -> tuple[metrics.Window, CanaryRecord]:
+        """Both arms since the last look, and the record behind it."""
+        requests, cursor = self._log.read(record.cursor, MOST_BYTES_A_LOOK)
+        seen = metrics.window(requests, record.candidate, thresholds, record.step_began_at, record.in_flight)
+        read = record.model_copy(update={"cursor": cursor, "in_flight": seen.in_flight})
+        return seen.model_copy(update={"behind": self._log.behind}), read
+
+
+class CountedTraffic:
+    """Counts of both arms, from a metric source."""
+
+    def __init__(self, source: metrics.ArmMetrics) -> None:
+        self._source = source
+
+    def end(self) -> LogCursor:
+        """The beginning: there is no log."""
+        return LogCursor()
+
+    def baseline(self, record: CanaryRecord, policy: CanaryPolicy) -> Baseline:
+        """Stable's requests, counted from one moment on until there are enough."""
+        since = record.metrics_cursor or self._source.begin(BASELINE_SECONDS)
+        arms, _ = self._source.window(since)
+        stable = arms.get(record.stable, metrics.ArmWindow()) if record.stable else metrics.ArmWindow()
+        counted = record.model_copy(update={"metrics_cursor": since})
+        return metrics.thresholds_from_counts(stable, policy), stable.requests, counted
+
+    def step_begins(self, record: CanaryRecord) -> CanaryRecord:
+        """The record, counting again: what was counted before belongs to other weights."""
+        return record.model_copy(update={"metrics_cursor": None})
+
+    def look(self, record: CanaryRecord, thresholds: metrics.Thresholds) -> tuple[metrics.Window, CanaryRecord]:
+        """The same; raises Transient where the source is down, so nothing may be concluded."""
+        arms, cursor = self._source.window(record.metrics_cursor or self._source.begin())
+        seen = metrics.window_from_counts(arms, record.candidate, thresholds)
+        return seen, record.model_copy(update={"metrics_cursor": cursor})
+
+
+Traffic = LoggedTraffic | CountedTraffic
+"""What the controller looks at."""
 
 
 @dataclass(eq=False)
@@ -175,7 +270,15 @@ class CanaryController:
                 case Phase.SHIFTING:
                     return self._shift(record, revision)
         if record.pause is not None and record.pause.asks:
-            people.put(self.journal.store, self.plan, record, record.pause)
+            asked = StepApproval(
+                release_id=record.release_id,
+                run=record.run,
+                percent=record.pause.percent,
+                question=record.pause.question,
+                asked_at=time.time(),
+                deadline_seconds=record.pause.deadline_seconds,
+            )
+            people.ask(self.journal.store, record.target, asked, also=people.runs_of(record))
         return self._save(record)
 
     def _observe(self, record: CanaryRecord, percent: float) -> tuple[CanaryRecord, Seen, str]:
@@ -234,50 +337,45 @@ class CanaryController:
         return record.with_event(EventKind.REVIVED, done, by=self.plan.driver)
 
     def _keep_stable(self) -> None:
-        """Start stable's server if it has ended by itself, whatever the phase."""
-        production = self.plan.production
-        if production is None or self._is_starting() or not self.slots.ended(production.slot):
-            return
-        log.warning("stable's server had ended: restarting it", slot=production.slot)
-        token = self._token
-        self._starting = self._starter.submit(self.slots.ensure, production.slot, production.repository, token)
-        wait([self._starting], timeout=_STARTS_AT_ONCE_SECONDS)
-        self._is_starting()
-
-    def _is_starting(self) -> bool:
-        """Whether stable's server is being started now; how that ended is told once.
+        """Start stable's server if it has ended by itself, whatever the phase; a start that takes long goes on beside.
 
         Raises:
             Fenced: Somebody else took the slots over.
         """
-        if self._starting is None or not self._starting.done():
-            return self._starting is not None
-        starting, self._starting = self._starting, None
-        try:
-            starting.result()
-        except Fenced:
-            raise
-        except PipelineError as error:
-            log.error("stable's server does not start", reason=str(error))  # noqa: TRY400 - the reason is logged
-        return False
+        production = self.plan.production
+        if production is None:
+            return
+        if self._starting is None and self.slots.ended(production.slot):
+            log.warning("stable's server had ended: restarting it", slot=production.slot)
+            token = self._token
+            self._starting = self._starter.submit(self.slots.ensure, production.slot, production.repository, token)
+            wait([self._starting], timeout=_STARTS_AT_ONCE_SECONDS)
+        if self._starting is not None and self._starting.done():
+            starting, self._starting = self._starting, None
+            try:
+                starting.result()
+            except Fenced:
+                raise
+            except PipelineError as error:
+                log.error("stable's server does not start", reason=str(error))  # noqa: TRY400 - the reason is logged
 
     def _warm_up(self, record: CanaryRecord, seen: Seen) -> tuple[CanaryRecord, Seen]:
         """Whether the candidate answers, and what is known of stable before the first step."""
         if self._warm is None:
             self._warm = self.slots.warm_up(record.candidate, record.repository)
             warm = self._warm
-            log.info("candidate warmed up", prompts=warm.prompts, answered=warm.answered, seconds=warm.seconds)
+            log.info("candidate warmed up", prompts=warm.prompts, answered=warm.answered)
             if warm.answered and not wait_usable(self.router, record.candidate, self.plan.patience.usable):
                 return record, replace(seen, warm=warm, reached=False)
         seen = replace(seen, warm=self._warm)
         if record.stable is None or not self._warm.answered:
             return record, seen
         try:
-            baseline = self.traffic.baseline(record, self.plan.policy)
+            thresholds, requests, record = self.traffic.baseline(record, self.plan.policy)
         except Transient as error:
             log.warning("the source of metrics is down", reason=str(error))
             return record, seen
-        return baseline.record, replace(seen, thresholds=baseline.thresholds, requests=baseline.requests)
+        return record, replace(seen, thresholds=thresholds, requests=requests)
 
     def _look(self, record: CanaryRecord, seen: Seen) -> tuple[CanaryRecord, Seen]:
         """One look at the step. If the store refuses it, the next look starts where the last recorded one ended."""
@@ -285,21 +383,18 @@ class CanaryController:
         watched = record.watched_seconds + (0.0 if held else elapsed)
         tests = tests_of(record)
         try:
-            window, watching = self.traffic.look(
-                record.model_copy(update={"watched_seconds": watched}), tests.thresholds
-            )
+            window, watching = self.traffic.look(record, tests.thresholds)
         except Transient as error:  # the time does not count as baked, and nothing is concluded
             log.warning("the source of metrics is down", reason=str(error))
             self._blind_since = self._blind_since or time.monotonic()
             blind = time.monotonic() - self._blind_since
-            words = f"{error.message}, for {blind:.0f} s"
-            return record, replace(
-                seen, blind=words if blind > SOURCE_PATIENCE_LOOKS * self.plan.policy.look_seconds else ""
-            )
+            if blind > SOURCE_PATIENCE_LOOKS * self.plan.policy.look_seconds:
+                seen = replace(seen, blind=f"{error.message}, for {blind:.0f} s")
+            return record, seen
         self._blind_since = None
         tests = analysis.observe(tests, window, elapsed)
         looks = with_look(record.looks, tests, at=time.time(), percent=record.step_percent)
-        record = watching.model_copy(update={"analysis": tests, "looks": looks})
+        record = watching.model_copy(update={"analysis": tests, "looks": looks, "watched_seconds": watched})
         decision = evidence.decide(tests, self.plan.policy, watched)
         if (fails := self._fails_beside_stable(record, tests)) is not None:
             decision = StepDecision(outcome=Outcome.REGRESSED, judgement=fails)
@@ -308,16 +403,12 @@ class CanaryController:
             return record, seen
         if decision.outcome is Outcome.CONTINUE or (held and decision.outcome in UNTIL_RESUMED):
             return record, replace(seen, decision=decision)
-        if tests.step is not None:
-            summary = f"{decision.judgement.summary}: {tests.step}"
-            judgement = decision.judgement.model_copy(update={"summary": summary})
-            decision = decision.model_copy(update={"judgement": judgement})
         seen = replace(seen, decision=decision, differs=self._differs(record) if passes else None)
         if decision.outcome is Outcome.ANOMALOUS:
-            candidate_waits = self.router.active_requests(record.candidate)
-            stable_waits = self.router.active_requests(other_slot(record.candidate))
-            if candidate_waits is not None and stable_waits is not None:
-                seen = replace(seen, waiting=(candidate_waits, stable_waits))
+            mine = self.router.active_requests(record.candidate)
+            theirs = self.router.active_requests(other_slot(record.candidate))
+            if mine is not None and theirs is not None:
+                seen = replace(seen, waiting=(mine, theirs))
         return record, seen
 
     def _watched(self) -> float:
@@ -334,9 +425,10 @@ class CanaryController:
         step, stable = tests.step, other_slot(record.candidate)
         if step is None or not evidence.stable_is_bad(step) or (fact := evidence.guard(step, self.plan.policy)) is None:
             return None
-        if self._is_starting() or not self.slots.answers(stable):
+        if not self.slots.answers(stable):
             return None
-        return judge(f"the candidate fails request after request at {step.percent}, and stable answers again", [fact])
+        words = f"the candidate fails request after request at {step.percent}, and stable answers again"
+        return judge(f"{words}: {step}", [fact])
 
     def _differs(self, record: CanaryRecord) -> str | None:
         """Why the candidate's server does not serve the release, where only its answers show that."""
@@ -350,7 +442,6 @@ class CanaryController:
             stand_down(self.router, self.plan.patience, owner=self.plan.driver, epoch=self._token.epoch)
         self.slots.replace(record.candidate, record.repository, self._token)
         name_release(self.router, record.candidate, record.release_id)
-        log.info("candidate started", slot=record.candidate, repository=str(record.repository))
         started = f"candidate started in {record.candidate}"
         record = record.with_event(EventKind.STARTED, started, by=self.plan.driver)
         return self._save(record, phase=Phase.WARM)
@@ -362,8 +453,7 @@ class CanaryController:
         want = all_to(stable, owner=self.plan.driver, epoch=self._token.epoch, standby=record.candidate)
         want = self.router.nearest(want)
         if want.standby is not None and state.standby != want.standby and want.same_traffic(state):
-            confirmed = wait_converged(self.router, self.router.write(want, revision), self.plan.patience.confirm)
-            log.info("the candidate is stable's standby", slot=record.candidate, confirmed=confirmed)
+            wait_converged(self.router, self.router.write(want, revision), self.plan.patience.confirm)
         time.sleep(self.plan.policy.look_seconds)
         watched = record.watched_seconds + self._watched()
         return self._save(record, watched_seconds=watched)
@@ -391,7 +481,6 @@ class CanaryController:
         revision = self.router.write(want, revision)
         if not wait_converged(self.router, revision, self.plan.patience.confirm):
             return self._save(condemned(record, evidence.not_acknowledged(), by=self.plan.driver))
-        log.info("traffic shifted", percent=record.step_percent, slot=record.candidate, revision=revision)
         self._looked_at = time.monotonic()
         words = f"{record.step_percent:g} % of the traffic to {record.candidate}"
         record = record.with_event(EventKind.SHIFTED, words, by=self.plan.driver)

@@ -20,7 +20,6 @@ from llm_pipeline.canary import analysis, evidence
 from llm_pipeline.canary.analysis import AnalysisState
 from llm_pipeline.canary.evidence import Outcome, StepDecision, stated
 from llm_pipeline.canary.metrics import Thresholds
-from llm_pipeline.canary.people import command
 from llm_pipeline.canary.record import CanaryPlan, CanaryRecord, EventKind, Pause, PauseReason, Phase
 from llm_pipeline.canary.router import RouteState, all_to
 from llm_pipeline.canary.slots import WarmUp
@@ -175,7 +174,9 @@ class _Turn:
         if self.percent in self.plan.policy.approve_before_percent and record.stable is not None:
             if approval is None or approval.answer == "waiting":
                 words = f"step {self.percent:g} % waits for an approval"
-                asked = stated(Verdict.INCONCLUSIVE, words, "approval", command(self.plan, self.percent))
+                plan = self.plan
+                answer = f"llm-pipeline approve-step {plan.release_id} {plan.target} {self.percent:g} [--deny]"
+                asked = stated(Verdict.INCONCLUSIVE, words, "approval", answer)
                 return self._pause(record, asked, PauseReason.APPROVAL, self.percent)
             if approval.answer != "approved":
                 return self._refuse(record, approval)
@@ -199,28 +200,20 @@ class _Turn:
             return self._condemn(record, stated(Verdict.NO_GO, words, "candidate's health"))
         if record.stable is None:  # nothing to compare with, and no user to protect: all traffic at once
             words, name = "first deployment on this target", "first deployment: golden prompts answered"
-            answered, prompts = float(seen.warm.answered), seen.warm.prompts
             detail = "nothing was in production on this target: no comparison was possible"
-            deployed = stated(Verdict.GO, words, name, detail, measured=answered, samples=prompts)
+            warm = seen.warm
+            deployed = stated(Verdict.GO, words, name, detail, measured=warm.answered, samples=warm.prompts)
             first = {"phase": Phase.SHIFTING, "step_percent": _WHOLE_PERCENT, "judgement": deployed}
             return record.model_copy(update=first)
         waited_long = record.watched_seconds > policy.maximum_bake_seconds
-        if seen.thresholds is None and not (waited_long and seen.stable_runs):  # or else only the candidate runs
-            return record
         if seen.thresholds is None:
+            if not (waited_long and seen.stable_runs):  # or else only the candidate runs
+                return record
             words, name = "too little traffic to compare with", "stable's requests before the first step"
-            detail = f"production has {seen.requests} of {policy.minimum_requests} requests: {evidence.MORE_TRAFFIC}"
-            measured = float(seen.requests)
-            few = stated(Verdict.INCONCLUSIVE, words, name, detail, measured=measured, samples=seen.requests)
+            found = seen.requests
+            detail = f"production has {found} of {policy.minimum_requests} requests: {evidence.MORE_TRAFFIC}"
+            few = stated(Verdict.INCONCLUSIVE, words, name, detail, measured=found, samples=found)
             return self._condemn(record, few)
-        log.info(
-            "latency limits are fixed from stable's requests",
-            requests=seen.thresholds.requests,
-            first_token_milliseconds=seen.thresholds.first("slow first token"),
-            end_to_end_milliseconds=seen.thresholds.first("slow end"),
-        )
-        for what in seen.thresholds.left_out:
-            log.info(f"not compared: {what}")
         tests = analysis.begin(seen.thresholds, policy)
         return _begin_step(record.model_copy(update={"analysis": tests}), self.percent)
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.canary.analysis import AnalysisState, MetricState, StepState, regressed_at
-from llm_pipeline.canary.metrics import Thresholds
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.statistics.eprocess import SplitTest
 
@@ -41,19 +40,15 @@ def stable_is_bad(step: StepState) -> bool:
 
 def guard(step: StepState, policy: CanaryPolicy) -> Evidence | None:
     """The immediate guard, if the candidate fails request after request; None while it does not."""
-    candidate = step.candidate
+    candidate, most = step.candidate, ABSOLUTE_FAULT_FRACTION * step.candidate.requests
     in_a_row = step.failed_in_a_row >= policy.consecutive_failures
-    many = (
-        candidate.requests >= ABSOLUTE_FAULT_REQUESTS
-        and candidate.failed >= ABSOLUTE_FAULT_FRACTION * candidate.requests
-    )
-    if not (in_a_row or many):
+    if not in_a_row and (candidate.requests < ABSOLUTE_FAULT_REQUESTS or candidate.failed < most):
         return None
     return Evidence(
         name="immediate guard",
         verdict=Verdict.NO_GO,
-        measured=float(step.failed_in_a_row if in_a_row else candidate.failed),
-        limit=float(policy.consecutive_failures) if in_a_row else ABSOLUTE_FAULT_FRACTION * candidate.requests,
+        measured=step.failed_in_a_row if in_a_row else candidate.failed,
+        limit=policy.consecutive_failures if in_a_row else most,
         unit="failures in a row" if in_a_row else "failures",
         samples=candidate.requests,
         detail=f"{candidate.failed} of {candidate.requests} candidate requests failed, {candidate.lost} reached users",
@@ -93,7 +88,10 @@ def metric_compared(metric: MetricState, state: AnalysisState, policy: CanaryPol
     else:
         verdict, words = Verdict.INCONCLUSIVE, "one arm has no requests"
     stable = theirs.events[at] / theirs.requests if theirs.requests else None
-    held = f", at most {100.0 * metric.levels[at]:.2g} % by stable's earlier steps" if any(metric.levels) else ""
+    limit, held = state.thresholds.limits[metric.name][at], ""
+    beyond = f" beyond {limit.milliseconds:.0f} ms ({limit.label})" if limit.label else ""
+    if any(metric.levels):
+        held = f", at most {100.0 * metric.levels[at]:.2g} % by stable's earlier steps"
     return Evidence(
         name=metric.name,
         verdict=verdict,
@@ -103,16 +101,9 @@ def metric_compared(metric: MetricState, state: AnalysisState, policy: CanaryPol
         samples=mine.requests,
         detail=(
             f"{words}: candidate {mine.events[at]}/{mine.requests}, stable {theirs.events[at]}/{theirs.requests}"
-            f"{beyond_in_words(metric, state.thresholds, at)}{held}; "
-            f"e-value {metric.largest:.3g} (limit {regressed_at(policy):.0f})"
+            f"{beyond}{held}; e-value {metric.largest:.3g} (limit {regressed_at(policy):.0f})"
         ),
     )
-
-
-def beyond_in_words(metric: MetricState, thresholds: Thresholds, at: int) -> str:
-    """A metric's limit in words, as ` beyond 50 ms (p90)`; empty for a metric without limits."""
-    limit = thresholds.limits[metric.name][at]
-    return f" beyond {limit.milliseconds:.0f} ms ({limit.label})" if limit.label else ""
 
 
 class Outcome(StrEnum):
@@ -144,67 +135,70 @@ def decide(state: AnalysisState, policy: CanaryPolicy, elapsed_seconds: float) -
     if state.step is None:
         raise ValueError("no step has begun")
     step = state.step
+
+    def decided(outcome: Outcome, words: str, facts: Iterable[Evidence]) -> StepDecision:
+        return StepDecision(outcome=outcome, judgement=judge(f"{words}: {step}", facts))
+
     bad_stable = stable_is_bad(step)
     if not bad_stable and (fault := guard(step, policy)) is not None:
-        return _decision(Outcome.REGRESSED, f"the candidate fails request after request at {step.percent}", [fault])
+        return decided(Outcome.REGRESSED, f"the candidate fails request after request at {step.percent}", [fault])
     split = split_ratio(step)
     if split.verdict is Verdict.ANOMALOUS:
-        summary = f"traffic is not split as intended at {step.percent}, so no comparison is valid"
-        return _decision(Outcome.ANOMALOUS, summary, [split])
-    compared = (metric_compared(metric, state, policy) for metric in state.metrics if _is_told(metric))
-    facts = [*compared, split]  # a report shows the first that says what the verdict says
+        words = f"traffic is not split as intended at {step.percent}, so no comparison is valid"
+        return decided(Outcome.ANOMALOUS, words, [split])
+    facts = []  # a report shows the first that says what the verdict says
+    for metric in state.metrics:
+        total = metric.total
+        # What stable showed before the canary may not come again; but failures and whole answers are in any traffic.
+        if total.candidate.requests or total.stable.requests or metric.name in ("failed answers", "slow end"):
+            facts.append(metric_compared(metric, state, policy))
+    facts.append(split)
     if any(fact.verdict is Verdict.NO_GO for fact in facts):
         worse = ", ".join(fact.name for fact in facts if fact.verdict is Verdict.NO_GO)
         slow = next((one.total.candidate.events[0] for one in state.metrics if one.name == "slow end"), 0)
         if "slow end" in worse and 2 * state.unanswered > slow:
             worse += f": {state.unanswered} of {slow} slow requests hung without an answer"
-        return _decision(Outcome.REGRESSED, f"worse than stable at {step.percent} ({worse})", facts)
-    mine, theirs, fewest = step.candidate, step.stable, policy.minimum_requests
-    if bad_stable:
-        name, told = "stable's own failures", "stable fails too: no verdict while both versions fail"
-        failed = theirs.failed / theirs.requests
-        facts.append(_needed(name, False, failed, "fraction", theirs.requests, detail=told, limit=STABLE_BAD_FRACTION))
-    enough, silent = mine.requests >= fewest, step.missed > MOST_MISSED or not step.looks
-    name, told = "candidate requests at this step", "" if enough else "too little traffic to pass the step"
-    facts.append(_needed(name, enough, mine.requests, "requests", mine.requests, detail=told, limit=float(fewest)))
-    name, told = "data until the step's end", f"about {step.missed:.0f} requests were expected in that time"
-    unit = "looks in a row without data"
-    facts.append(_needed(name, not silent, step.silent_looks, unit, step.looks, detail=told if silent else ""))
+        return decided(Outcome.REGRESSED, f"worse than stable at {step.percent} ({worse})", facts)
+    facts += _needed(step, policy)
     ready = all(fact.verdict is Verdict.GO for fact in facts)
     if ready and elapsed_seconds >= policy.minimum_bake_seconds:
-        return _decision(Outcome.PASS, f"no regression at {step.percent}", facts)
+        return decided(Outcome.PASS, f"no regression at {step.percent}", facts)
     if elapsed_seconds >= policy.maximum_bake_seconds:
-        summary = f"not decided after {elapsed_seconds:.0f} s at {step.percent}"
-        return _decision(Outcome.UNDECIDED, summary, facts)
-    return _decision(Outcome.CONTINUE, f"baking at {step.percent}", facts)
+        return decided(Outcome.UNDECIDED, f"not decided after {elapsed_seconds:.0f} s at {step.percent}", facts)
+    return decided(Outcome.CONTINUE, f"baking at {step.percent}", facts)
 
 
-def _needed(
-    name: str, met: bool, measured: float, unit: str, samples: int, *, detail: str, limit: float | None = None
-) -> Evidence:
+def _needed(step: StepState, policy: CanaryPolicy) -> Iterator[Evidence]:
     """What a step needs besides the comparison."""
-    return Evidence(
-        name=name,
-        verdict=Verdict.GO if met else Verdict.INCONCLUSIVE,
-        measured=float(measured),
-        limit=limit,
-        unit=unit,
-        samples=samples,
-        detail=detail,
+    mine, theirs = step.candidate.requests, step.stable
+    enough, silent = mine >= policy.minimum_requests, step.missed > MOST_MISSED or not step.looks
+    if stable_is_bad(step):
+        yield Evidence(
+            name="stable's own failures",
+            verdict=Verdict.INCONCLUSIVE,
+            measured=theirs.failed / theirs.requests,
+            limit=STABLE_BAD_FRACTION,
+            unit="fraction",
+            samples=theirs.requests,
+            detail="stable fails too: no verdict while both versions fail",
+        )
+    yield Evidence(
+        name="candidate requests at this step",
+        verdict=Verdict.GO if enough else Verdict.INCONCLUSIVE,
+        measured=mine,
+        limit=policy.minimum_requests,
+        unit="requests",
+        samples=mine,
+        detail="" if enough else "too little traffic to pass the step",
     )
-
-
-def _is_told(metric: MetricState) -> bool:
-    """Whether a metric bears on the step: what stable showed before the canary may not come again.
-
-    Failures and whole answers are there in any traffic, and without them no step passes.
-    """
-    shown = metric.total.candidate.requests + metric.total.stable.requests
-    return shown > 0 or metric.name in ("failed answers", "slow end")
-
-
-def _decision(outcome: Outcome, summary: str, facts: Iterable[Evidence]) -> StepDecision:
-    return StepDecision(outcome=outcome, judgement=judge(summary, facts))
+    yield Evidence(
+        name="data until the step's end",
+        verdict=Verdict.INCONCLUSIVE if silent else Verdict.GO,
+        measured=step.silent_looks,
+        unit="looks in a row without data",
+        samples=step.looks,
+        detail=f"about {step.missed:.0f} requests were expected in that time" if silent else "",
+    )
 
 
 def stated(

@@ -180,18 +180,12 @@ class Thresholds(Frozen):
         limits: Those of each metric that is compared, rising.
         block_seconds: Length of a block of time, the unit of evidence.
         variations: How stable's share of slow requests varied until then.
-        left_out: What is not compared, and why, for people.
     """
 
     requests: int
     limits: dict[Metric, tuple[Limit, ...]]
     block_seconds: float = _BLOCK_SECONDS
     variations: dict[Metric, Variation] = Field(default_factory=dict)
-    left_out: tuple[str, ...] = ()
-
-    def first(self, metric: Metric) -> float | None:
-        """The first limit in milliseconds; None where the metric is not compared."""
-        return self.limits[metric][0].milliseconds if metric in self.limits else None
 
 
 class Counts(Frozen):
@@ -378,15 +372,11 @@ def fix_thresholds(requests: Iterable[ObservedRequest], policy: CanaryPolicy) ->
     if len(answered) < policy.minimum_requests:
         return None
     limits: dict[Metric, tuple[Limit, ...]] = {}
-    left_out = []
     for metric in METRICS:
         values = [value for request in answered if (value := value_of(request, metric)) is not None]
-        if _FEWEST_SHARE * policy.minimum_requests > len(values):
-            left_out.append(f"{metric}: only {len(values)} of stable's requests show it")
-        elif metric in LATENCIES:
-            limits[metric] = _slow_limits(values, policy.slow_quantiles)
-        else:
-            limits[metric] = (Limit(),)
+        if len(values) >= _FEWEST_SHARE * policy.minimum_requests:
+            slow = metric in LATENCIES
+            limits[metric] = _slow_limits(values, policy.slow_quantiles) if slow else (Limit(),)
     seconds = block_seconds(policy)
     return Thresholds(
         requests=len(answered),
@@ -395,7 +385,6 @@ def fix_thresholds(requests: Iterable[ObservedRequest], policy: CanaryPolicy) ->
         variations={
             metric: _learned(answered, metric, limits[metric], seconds) for metric in LATENCIES if metric in limits
         },
-        left_out=tuple(left_out),
     )
 
 
@@ -443,22 +432,10 @@ def thresholds_from_counts(stable: ArmWindow, policy: CanaryPolicy) -> Threshold
     """
     if stable.requests - stable.errors < policy.minimum_requests:
         return None
-    histograms: dict[Metric, Histogram | None] = {
-        "slow first token": stable.first_token,
-        "slow end": stable.end_to_end,
-    }
+    histograms: dict[Metric, Histogram | None] = {"slow first token": stable.first_token, "slow end": stable.end_to_end}
     limits: dict[Metric, tuple[Limit, ...]] = {"failed answers": (Limit(),)}
     limits |= {name: found for name, one in histograms.items() if one and (found := _edges(one, policy.slow_quantiles))}
-    missing = [name for name in histograms if name not in limits]
-    return Thresholds(
-        requests=stable.requests,
-        limits=limits,
-        block_seconds=block_seconds(policy),
-        left_out=(
-            *(f"{name}: the source has no such buckets" for name in missing),
-            "empty or cut answers: counts do not show them",
-        ),
-    )
+    return Thresholds(requests=stable.requests, limits=limits, block_seconds=block_seconds(policy))
 
 
 def window_from_counts(arms: Mapping[SlotName, ArmWindow], candidate: SlotName, thresholds: Thresholds) -> Window:

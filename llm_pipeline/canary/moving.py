@@ -36,18 +36,16 @@ from llm_pipeline.canary.router import (
 from llm_pipeline.canary.slots import ServedPlace, SlotControl
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.lease import Lease
-from llm_pipeline.store.place_state import PlaceState, read_place
+from llm_pipeline.store.place_state import read_place
 
 log = get_logger(__name__)
 
-_FIRST_PAUSE_SECONDS = 0.1
-_LARGEST_PAUSE_SECONDS = 5.0
+_PAUSE_SECONDS = 0.5
 _POLL_SECONDS = 0.05
 _STEADY_SECONDS = 2.0
 """Longer than the interval of the router's health checks."""
 
 _ANSWER_POLL_SECONDS = 0.5
-_DRAIN_LOG_SECONDS = 15.0
 _JUDGED = frozenset({Phase.PAUSED, Phase.ROLLING_BACK, Phase.ROLLED_BACK})
 LEFT_ALONE = "the slot now serves another repository: that server was left running"
 
@@ -62,7 +60,7 @@ def traffic_to(router: TrafficRouter, want: RouteState, patience: Patience) -> b
         RouterUnavailable: The routes could not be written for `patience.write` seconds.
         Fenced: A newer owner moved the traffic meanwhile.
     """
-    deadline, pause = time.monotonic() + patience.write, _FIRST_PAUSE_SECONDS
+    deadline = time.monotonic() + patience.write
     while True:
         try:
             revision = router.write(want, None)
@@ -71,8 +69,7 @@ def traffic_to(router: TrafficRouter, want: RouteState, patience: Patience) -> b
             if time.monotonic() >= deadline:
                 raise
             log.warning("cannot write the routes, trying again", reason=str(error))
-        time.sleep(pause)
-        pause = min(2 * pause, _LARGEST_PAUSE_SECONDS)
+            time.sleep(_PAUSE_SECONDS)
     confirmed = wait_converged(router, revision, patience.confirm)
     if not confirmed:
         log.warning("the router did not confirm the routes; they are on disk", revision=revision)
@@ -114,7 +111,7 @@ def retire(
     """Let requests in flight at a slot end, then stop its server of this repository.
 
     Args:
-        place: The place's; its patience may say how long to wait instead.
+        place: The place's.
         slot: Where the server is.
         repository: What it serves; a slot that serves something else by now is left alone.
         token: Shown to the slots.
@@ -126,20 +123,16 @@ def retire(
     Raises:
         Fenced: Somebody else took the slots over meanwhile; nothing was stopped.
     """
-    patience, words = place.patience, ""
-    longest = drain_seconds if patience.drain is None else patience.drain
-    blind = longest if patience.blind_drain is None else patience.blind_drain
-    began = told = time.monotonic()
+    words = ""
+    blind = drain_seconds if place.patience.blind_drain is None else place.patience.blind_drain
+    log.info("waiting for requests in flight", slot=slot, limit_seconds=drain_seconds)
+    began = time.monotonic()
     while place.slots.alive(slot):
         left = place.router.active_requests(slot) if place.router is not None else None
         left = place.slots.in_flight(slot) if left is None else left  # the router's count, or else the server's
-        now = time.monotonic()
-        if left == 0 or now - began >= (blind if left is None else longest):
-            words = f"{left} requests still in flight were cut after {longest:g} s" if left else ""
+        if left == 0 or time.monotonic() - began >= (blind if left is None else drain_seconds):
+            words = f"{left} requests still in flight were cut after {drain_seconds:g} s" if left else ""
             break
-        if now - told >= _DRAIN_LOG_SECONDS:
-            log.info("waiting for requests in flight", slot=slot, requests=left, limit_seconds=longest)
-            told = now
         time.sleep(_POLL_SECONDS)
     if not place.slots.stop(slot, repository, token):
         words = LEFT_ALONE
@@ -200,35 +193,10 @@ def have_answering(
 
 
 def _answers(slots: SlotControl, slot: SlotName, seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while slots.alive(slot):
-        if slots.answers(slot):
-            return True
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(min(_ANSWER_POLL_SECONDS, seconds / 4))
-    return False
+    def known() -> bool:
+        return not slots.alive(slot) or slots.answers(slot)
 
-
-def standby_after(state: PlaceState, record: CanaryRecord) -> SlotName | None:
-    """The slot that stands by once a promoted release has all traffic; None where another model served before it."""
-    previous = state.way_back_to
-    if previous is None or (previous.slot, previous.repository) != (record.stable, record.stable_repository):
-        return None
-    return record.stable
-
-
-def is_standby(record: CanaryRecord, place: ServedPlace) -> bool:
-    """Whether a canary's candidate stands by for production now; without a router that can be read it does not.
-
-    Before it is started, the version before production may stand by in that slot.
-    """
-    if place.router is None or record.settled or not place.slots.serves(record.candidate, record.repository):
-        return False
-    try:
-        return place.router.read()[0].standby == record.candidate
-    except RouterUnavailable:
-        return False
+    return wait_until(known, seconds, every=min(_ANSWER_POLL_SECONDS, seconds / 4)) and slots.alive(slot)
 
 
 def stand_down(router: TrafficRouter, patience: Patience, *, owner: str, epoch: int) -> None:
@@ -335,8 +303,11 @@ def give_back(
     router, slots, patience, stable = place.router, place.slots, place.patience, other_slot(record.candidate)
     words, confirmed = "all traffic is on stable", True
     if record.stable is not None and router is not None:
-        if is_standby(record, place):  # a rolled-back version must not stand by; users of stable are not moved
-            traffic_to(router, want, patience)
+        standby = None
+        with suppress(RouterUnavailable):
+            standby = router.read()[0].standby
+        if standby == record.candidate and slots.served(record.candidate) == record.repository.digest:
+            traffic_to(router, want, patience)  # what is rolled back must not stand by; stable's users are not moved
         try:
             if have_answering(slots, stable, record.stable_repository, token, seconds=patience.prove):
                 wait_usable(router, stable, patience.usable)
@@ -345,7 +316,6 @@ def give_back(
                 traffic_to(router, want, patience)
             raise
         confirmed = traffic_to(router, want, patience)
-        log.info("traffic is on stable", slot=stable, confirmed=confirmed)
         record = record.model_copy(update={"intended": want, "applied": want if confirmed else None})
     if not confirmed:
         words = "all traffic was sent to stable, but the router did not confirm it"

@@ -15,11 +15,9 @@ from collections.abc import Iterable
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.canary.record import CanaryPlan, CanaryRecord, Pause, latest_canary, read_canary_record, utc
+from llm_pipeline.canary.record import CanaryRecord, latest_canary, read_canary_record, utc
 from llm_pipeline.store.artifact_store import ArtifactStore
-from llm_pipeline.store.place_state import PauseRequest, PlaceState, Question, StepApproval, edit_place, read_place
-
-NOBODY = "nobody"
+from llm_pipeline.store.place_state import PauseRequest, PlaceState, Question, StepApproval, edit_place
 
 
 def runs_of(record: CanaryRecord) -> set[str]:
@@ -27,68 +25,25 @@ def runs_of(record: CanaryRecord) -> set[str]:
     return {record.run, record.began_run} - {""}
 
 
-def read_approval(store: ArtifactStore, release_id: str, target: str, percent: float) -> StepApproval | None:
-    """The question about a step; None if it was neither put nor answered."""
-    return read_place(store, target).approval(release_id, percent)
-
-
-def ask(
-    store: ArtifactStore,
-    release_id: str,
-    target: str,
-    percent: float,
-    *,
-    run: str,
-    also: Iterable[str] = (),
-    question: Question,
-    summary: str,
-    deadline_seconds: float,
-) -> StepApproval:
+def ask(store: ArtifactStore, target: str, asked: StepApproval, *, also: Iterable[str] = ()) -> StepApproval:
     """Put the question, or return the one that was put or answered before.
 
     An answer of another run, or to another question about the step, does not count: the question is asked anew.
 
     Args:
         store: Where the place's document is.
-        release_id: The release on trial.
         target: The place.
-        percent: The step.
-        run: The run of the release that asks.
-        also: Other runs whose answers count.
-        question: What is asked.
-        summary: The same for people, with its reason.
-        deadline_seconds: How long it waits for an answer.
+        asked: The question.
+        also: Other runs than its own whose answers count.
     """
-    runs = {run, *also}
-    asked = StepApproval(
-        release_id=release_id,
-        run=run,
-        percent=percent,
-        question=question,
-        summary=summary,
-        asked_at=time.time(),
-        deadline_seconds=deadline_seconds,
-    )
+    runs = {asked.run, *also}
 
     def put(state: PlaceState) -> PlaceState:
-        known = state.approval(release_id, percent)
-        stands = known is not None and known.run in runs and known.question == question
+        known = state.approval(asked.release_id, asked.percent)
+        stands = known is not None and known.run in runs and known.question == asked.question
         return state if stands else state.with_approval(asked)
 
-    return edit_place(store, target, put).approval(release_id, percent) or asked
-
-
-def time_out(store: ArtifactStore, release_id: str, target: str, percent: float) -> StepApproval | None:
-    """Close an unanswered question; returns it as it now is, perhaps answered at the last moment."""
-
-    def closed(state: PlaceState) -> PlaceState:
-        known = state.approval(release_id, percent)
-        if known is None or known.answer != "waiting":
-            return state
-        over = {"answer": "timed out", "answered_at": time.time(), "by": NOBODY}
-        return state.with_approval(known.model_copy(update=over))
-
-    return edit_place(store, target, closed).approval(release_id, percent)
+    return edit_place(store, target, put).approval(asked.release_id, asked.percent) or asked
 
 
 def standing(state: PlaceState, record: CanaryRecord, percent: float, question: Question) -> StepApproval | None:
@@ -96,28 +51,6 @@ def standing(state: PlaceState, record: CanaryRecord, percent: float, question: 
     known = state.approval(record.release_id, percent)
     mine = known is not None and known.run in runs_of(record) and known.question == question
     return known if mine else None
-
-
-def put(store: ArtifactStore, plan: CanaryPlan, record: CanaryRecord, pause: Pause) -> None:
-    """Have the question of a paused canary in the place's document."""
-    undecided = record.judgement if pause.question == "go on" else None
-    why = undecided.summary if undecided is not None else "the step needs an approval"
-    ask(
-        store,
-        plan.release_id,
-        plan.target,
-        pause.percent,
-        run=plan.run,
-        also=runs_of(record),
-        question=pause.question,
-        summary=f"{why}. {command(plan, pause.percent)}",
-        deadline_seconds=pause.deadline_seconds,
-    )
-
-
-def command(plan: CanaryPlan, percent: float) -> str:
-    """What a person types to answer."""
-    return f"llm-pipeline approve-step {plan.release_id} {plan.target} {percent:g} [--deny]"
 
 
 class Reply(Frozen):
@@ -139,7 +72,7 @@ class Answered(Reply):
 
 
 def answer(
-    store: ArtifactStore, release_id: str, target: str, percent: float, *, approved: bool, by: str, run: str = ""
+    store: ArtifactStore, release_id: str, target: str, percent: float, *, approved: bool | None, by: str, run: str = ""
 ) -> Answered:
     """Answer the question about a step, by a person or in the person's name.
 
@@ -148,7 +81,7 @@ def answer(
         release_id: The release on trial.
         target: The place.
         percent: The step.
-        approved: The answer.
+        approved: The answer; None where nobody gave one in time.
         by: Who answers.
         run: The run of the release, for an answer ahead of the question; by default that of the question, or of the
             canary as it stands.
@@ -156,7 +89,7 @@ def answer(
     Raises:
         ConfigError: There is no such canary, and no run to answer for.
     """
-    word, late = "approved" if approved else "denied", ""
+    word, late = "timed out" if approved is None else "approved" if approved else "denied", ""
     asked = StepApproval(release_id=release_id, run=run, percent=percent, question="begin")
 
     def answered(state: PlaceState) -> PlaceState:
@@ -209,7 +142,7 @@ def pause(store: ArtifactStore, place: str, *, by: str, why: str = "") -> Reply:
     record = _on_trial(store, place)
     name = f"the canary of {record.release_id} on {record.target}"
     if record.decided:
-        return Reply(counted=False, message=f"too late, nothing was changed: {name} is {record.phase.value}")
+        return Reply(counted=False, message=f"nothing was changed: {name} is {record.phase.value}")
     now, seconds = time.time(), record.policy.pause_deadline_seconds
     asked = PauseRequest(attempt=record.began_at, by=by, why=why, since=now, deadline_seconds=seconds)
 
@@ -218,14 +151,13 @@ def pause(store: ArtifactStore, place: str, *, by: str, why: str = "") -> Reply:
         return state if holds else state.model_copy(update={"pause": asked})
 
     standing = edit_place(store, place, paused).pause or asked
-    if standing != asked:
-        words = f"nothing was changed: {standing.by} paused {name} at {utc(standing.since)}"
-        return Reply(counted=False, message=words)
     message = (
         f"paused: {name} keeps its {record.share_percent:g} % of the traffic from its next look on; "
         f"it is rolled back at {utc(now + seconds)} unless `llm-pipeline resume {place}` comes before"
     )
-    return Reply(counted=True, message=message)
+    if standing != asked:
+        message = f"nothing was changed: {standing.by} paused {name} at {utc(standing.since)}"
+    return Reply(counted=standing == asked, message=message)
 
 
 def resume(store: ArtifactStore, place: str, *, by: str) -> Reply:
@@ -235,24 +167,24 @@ def resume(store: ArtifactStore, place: str, *, by: str) -> Reply:
         ConfigError: Nothing is on trial there.
         Conflict: Others change the place all the time; the same call is safe again.
     """
-    record, known = _on_trial(store, place), read_place(store, place).pause
+    record, why = _on_trial(store, place), ""
     name = f"the canary of {record.release_id} on {record.target}"
-    if record.decided:
-        return Reply(counted=False, message=f"too late, nothing was changed: {name} is {record.phase.value}")
-    if known is None or not known.holds(record.began_at):
-        return Reply(counted=False, message=f"nothing was changed: {name} is not paused")
-    if known.over(time.time()):
-        late = f"nobody resumed {name} within {known.deadline_seconds:.0f} s"
-        return Reply(counted=False, message=f"too late, nothing was changed: {late}")
-    ended = known.model_copy(update={"resumed_by": by})
 
     def resumed(state: PlaceState) -> PlaceState:
-        return state.model_copy(update={"pause": ended}) if state.pause == known else state
+        nonlocal why
+        known = state.pause
+        if record.decided:
+            why = f"{name} is {record.phase.value}"
+        elif known is None or not known.holds(record.began_at):
+            why = f"{name} is not paused"
+        elif known.over(time.time()):
+            why = f"nobody resumed {name} within {known.deadline_seconds:.0f} s"
+        else:
+            return state.model_copy(update={"pause": known.model_copy(update={"resumed_by": by})})
+        return state
 
-    if edit_place(store, place, resumed).pause != ended:
-        words = f"nothing was changed: somebody else just changed the pause of {name}; see `llm-pipeline status`"
-        return Reply(counted=False, message=words)
-    return Reply(counted=True, message=f"resumed: {name}")
+    edit_place(store, place, resumed)
+    return Reply(counted=not why, message=f"nothing was changed: {why}" if why else f"resumed: {name}")
 
 
 def _on_trial(store: ArtifactStore, place: str) -> CanaryRecord:

@@ -21,6 +21,7 @@ from llm_pipeline.base.errors import Fenced
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.base.verdict import Judgement, Verdict
+from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.canary.access_log import LogCursor
 from llm_pipeline.canary.analysis import AnalysisState, Look
 from llm_pipeline.canary.metrics import Hanging
@@ -417,12 +418,11 @@ def judged_by_others(
         target: The target's name.
         wait_seconds: How long their record of it is waited for: they fence the controller first.
     """
-    deadline = time.monotonic() + wait_seconds
-    while True:
+
+    def judged() -> Judgement | None:
         record = read_canary_record(store, release_id, target)
-        judgement = record.judgement if record is not None else None
-        if record is not None and record.phase in (Phase.ROLLING_BACK, Phase.ROLLED_BACK) and judgement is not None:
-            return judgement
-        if time.monotonic() >= deadline:
-            return None
-        time.sleep(_POLL_SECONDS)
+        taken = record is not None and record.phase in (Phase.ROLLING_BACK, Phase.ROLLED_BACK)
+        return record.judgement if record is not None and taken else None
+
+    wait_until(lambda: judged() is not None, wait_seconds, every=_POLL_SECONDS)
+    return judged()

@@ -11,8 +11,8 @@ import ssl
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
-from types import TracebackType
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Self
 
 from llm_pipeline.base.logging import get_logger
@@ -26,7 +26,7 @@ _MOST_AT_ONCE = 64
 
 
 class Replay:
-    """Sends prompts while its `with` block runs.
+    """Sends prompts of the workload.
 
     Args:
         endpoint: The users' port, asked as the slots' servers are.
@@ -50,23 +50,25 @@ class Replay:
     ) -> None:
         self._endpoint, self._prompts, self._rate = endpoint, list(dict.fromkeys(prompts)), rate_per_second
         self._maximum_tokens = maximum_tokens
-        self._headers, self._tls = endpoint.headers(), None if trusted is None else _context(trusted)
+        self._headers = endpoint.headers()
+        self._tls: ssl.SSLContext | None = None
+        if trusted is not None:
+            self._tls = ssl.create_default_context(cafile=trusted)
+            self._tls.check_hostname = False  # reached by its IP address, which the certificate need not name
         self._sent: Counter[int] = Counter()  # by whole seconds since 1970: a canary may take days
         self._stop = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="replay", daemon=True)
 
-    def __enter__(self) -> Self:
-        """Begin."""
+    @contextmanager
+    def sending(self) -> Iterator[Self]:
+        """Send while the block runs; requests in flight at its end are not waited for."""
         log.info("replaying prompts of the workload", rate_per_second=self._rate)
         self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop sending; requests in flight are not waited for."""
-        self._stop.set()
-        self._thread.join()
+        try:
+            yield self
+        finally:
+            self._stop.set()
+            self._thread.join()
 
     def sent_since(self, moment: float) -> int:
         """How many were sent since a moment, in seconds since 1970."""
@@ -95,9 +97,3 @@ class Replay:
         """Send one prompt; the router's log shows what became of it."""
         self._sent[int(time.time())] += 1
         await client.stream(GenerationRequest(prompt, self._maximum_tokens, allow_empty=True))
-
-
-def _context(trusted: str) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=trusted)
-    context.check_hostname = False  # reached by its IP address, which the certificate need not name
-    return context

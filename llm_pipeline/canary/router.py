@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 SlotName = Literal["blue", "green"]
+SLOTS: tuple[SlotName, ...] = ("blue", "green")
 RouterCondition = Literal["runs", "answers nothing", "has ended", "stopped", "never started", "cannot be read"]
 ALL = 10_000
 """Basis points of the whole traffic."""
@@ -62,29 +63,22 @@ class RouteState(Frozen):
     epoch: Annotated[int, Field(ge=0)]
 
     @model_validator(mode="after")
-    def _sums_to_all(self) -> RouteState:
+    def _is_possible(self) -> RouteState:
         if sum(self.weights.values()) != ALL:
             raise ValueError(f"weights sum to {sum(self.weights.values())} basis points, not {ALL}")
-        return self
-
-    @model_validator(mode="after")
-    def _stands_by_idle(self) -> RouteState:
         if self.standby is not None and (self.candidate is not None or self.weights.get(self.standby, 0)):
             raise ValueError(f"slot {self.standby} cannot stand by: it has traffic, or a release is on trial")
         return self
 
     def same_traffic(self, other: RouteState) -> bool:
         """Whether both split traffic the same way, whoever wrote them, and whatever the standby."""
-        return self._traffic() == other._traffic()
+        mine, theirs = ({slot: weight for slot, weight in one.weights.items() if weight} for one in (self, other))
+        return mine == theirs and self.candidate == other.candidate
 
     @property
     def shares(self) -> str:
         """For people, e.g. `blue 75 %, green 25 %`."""
         return ", ".join(f"{slot} {weight / 100:g} %" for slot, weight in sorted(self.weights.items()))
-
-    def _traffic(self) -> tuple[object, ...]:
-        weights = {slot: weight for slot, weight in self.weights.items() if weight}
-        return weights, self.candidate
 
 
 def other_slot(slot: SlotName) -> SlotName:
@@ -169,8 +163,15 @@ class TrafficRouter(Protocol):
 
 
 @runtime_checkable
-class NamesReleases(Protocol):
-    """A router whose answers say which release gave them."""
+class StartedRouter(TrafficRouter, Protocol):
+    """A router whose process is ours: started and stopped here, with a log of single requests."""
+
+    @property
+    def runs(self) -> bool:
+        """Whether its process is there."""
+
+    def condition(self) -> RouterCondition:
+        """Whether it runs and answers."""
 
     def name_release(self, slot: SlotName, release_id: str) -> None:
         """Name the release in the headers of a slot's answers; traffic and revision do not change.
@@ -179,22 +180,8 @@ class NamesReleases(Protocol):
             RouterUnavailable: It cannot be written.
         """
 
-
-@runtime_checkable
-class TellsCondition(Protocol):
-    """A router that knows its own condition."""
-
-    def condition(self) -> RouterCondition:
-        """Whether it runs and answers."""
-
-
-@runtime_checkable
-class StartedRouter(Protocol):
-    """A router whose process is ours to stop."""
-
-    @property
-    def runs(self) -> bool:
-        """Whether its process is there."""
+    def access_log(self) -> AccessLog:
+        """Its record of requests, one by one."""
 
     def close(self) -> None:
         """Accept no more connections; requests on open ones continue.
@@ -259,16 +246,13 @@ class Patience:
         write: For writing the routes; after that the rollback fails, and its caller tries again.
         confirm: For the router's confirmation; after that it continues unconfirmed.
         prove: For an answer of the server that gets the traffic back.
-        drain: For requests in flight at a server that is to be stopped; after that they are cut. None for the time in
-            the canary's policy.
         usable: For the router's health checks to accept a new candidate; after that it gets no traffic.
-        blind_drain: Instead of `drain` where requests in flight cannot be counted; None for the same time.
+        blind_drain: For requests in flight, instead of the policy's time, where they cannot be counted; None for that.
     """
 
     write: float = 60.0
     confirm: float = 5.0
     prove: float = 60.0
-    drain: float | None = None
     usable: float = 15.0
     blind_drain: float | None = 2.0
 
@@ -305,14 +289,6 @@ def remote(config: type[RouterModel], router: Callable[[Any], TrafficRouter]) ->
     return RouterAdapter(config, lambda place, *_, **__: router(place), lambda place, *_: router(place), probe=probe)
 
 
-@runtime_checkable
-class LogsRequests(Protocol):
-    """A router that logs single requests."""
-
-    def access_log(self) -> AccessLog:
-        """That record."""
-
-
 def open_router(
     place: RouterPlace, slots: Mapping[SlotName, SlotServer], state: Path, *, initial: RouteState
 ) -> TrafficRouter:
@@ -341,7 +317,7 @@ def router_as_it_is(place: RouterPlace, slots: Mapping[SlotName, SlotServer], st
 
 def name_release(router: TrafficRouter | None, slot: SlotName, release_id: str) -> None:
     """Name the release in the headers of a slot's answers, if the router can."""
-    if not isinstance(router, NamesReleases):
+    if not isinstance(router, StartedRouter):
         return
     try:
         router.name_release(slot, release_id)
@@ -355,7 +331,7 @@ def access_log_of(router: TrafficRouter) -> AccessLog:
     Raises:
         Unsupported: It keeps none.
     """
-    if not isinstance(router, LogsRequests):
+    if not isinstance(router, StartedRouter):
         raise Unsupported(
             "this router keeps no record of single requests", hint="name a metric source for its analysis"
         )

@@ -11,15 +11,15 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from pydantic import ValidationError
 
-from llm_pipeline.artifacts.golden import GoldenPrompt, read_golden
+from llm_pipeline.artifacts.golden import read_golden
 from llm_pipeline.base.durable import replace_durably
 from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError, Transient
 from llm_pipeline.base.logging import get_logger
@@ -60,6 +60,7 @@ LONGEST_LOAD_SECONDS = 3600.0
 """Staging loaded the same repository within its policy's time. A server that fails ends at once, not after this."""
 
 _PROBE, _PROBE_TIMEOUT_SECONDS = "Hello", 15.0
+_ANSWER_SECONDS = 60.0
 
 
 class WarmUp(Frozen):
@@ -68,7 +69,6 @@ class WarmUp(Frozen):
     prompts: int
     answered: int
     matched: int
-    seconds: float
 
     def unlike(self, share: float = RECOGNISED) -> str:
         """Why these are not the answers of the release, of which a share must be given; empty if they are."""
@@ -111,8 +111,8 @@ class SlotControl(Protocol):
     def ended(self, slot: SlotName) -> bool:
         """Whether the slot's server is gone without having been stopped: it crashed, or its host was restarted."""
 
-    def serves(self, slot: SlotName, repository: ArtifactRef) -> bool:
-        """Whether the slot's server process runs and was started with this repository."""
+    def served(self, slot: SlotName) -> str:
+        """Digest of the repository that the slot's server was started with; empty without one."""
 
     def answers(self, slot: SlotName) -> bool:
         """Whether the slot's server answers a generation now, whatever it serves."""
@@ -191,21 +191,41 @@ class _Slots:
     servers: Mapping[SlotName, SlotServer]
     target: str
     state_root: Path
-    request_timeout_seconds: ClassVar[float]
 
     def newest(self) -> FencingToken:
         return newest_token(self.state_root / self.target)
 
     def warm_up(self, slot: SlotName, repository: ArtifactRef) -> WarmUp:
+        """Replay golden prompts; how many were answered, and as they were judged."""
+        from llm_pipeline.serving.client import GenerationClient, GenerationRequest
+
         golden = read_golden(self.store.fetch(repository))[:WARM_UP_PROMPTS]
-        return warm_up(slot_endpoint(self.servers[slot]), golden, timeout_seconds=self.request_timeout_seconds)
+        endpoint = slot_endpoint(self.servers[slot])
+        asked = [GenerationRequest(one.prompt, one.maximum_tokens, allow_empty=True) for one in golden]
+
+        async def replay() -> list[Generation]:
+            """The first request alone, the others as one batch."""
+            async with GenerationClient.of(endpoint, timeout_seconds=_ANSWER_SECONDS) as client:
+                first = [await client.generate(request) for request in asked[:1]]
+                return first + list(await asyncio.gather(*(client.generate(request) for request in asked[1:])))
+
+        answered, matched = 0, 0
+        for prompt, answer in zip(golden, asyncio.run(replay()), strict=True):
+            if answer.ok:
+                wanted, got = prompt.compared(answer.text, was_cut=answer.finish_reason == "length")
+                answered += 1
+                matched += wanted == got
+        return WarmUp(prompts=len(golden), answered=answered, matched=matched)
 
     def engine_death(self, slot: SlotName) -> str:
         return engine_death(self._state(slot) / SERVER_LOG)
 
-    def _generates(self, slot: SlotName) -> bool:
+    def alive(self, slot: SlotName) -> bool:
+        raise NotImplementedError
+
+    def answers(self, slot: SlotName) -> bool:
         try:
-            return asyncio.run(generates(slot_endpoint(self.servers[slot])))
+            return self.alive(slot) and asyncio.run(generates(slot_endpoint(self.servers[slot])))
         except PipelineError as error:  # its key is not set here: whether it answers cannot be known
             log.warning("cannot ask the server", slot=slot, reason=str(error))
             return False
@@ -227,7 +247,6 @@ class TritonSlots(_Slots):
     triton_home: Path | None = None
     python: Path | None = None
     drill: Drill | None = None
-    request_timeout_seconds = 30.0
 
     def ensure(self, slot: SlotName, repository: ArtifactRef, token: FencingToken) -> None:
         admit(self.state_root / self.target, token)
@@ -256,12 +275,9 @@ class TritonSlots(_Slots):
     def ended(self, slot: SlotName) -> bool:
         return has_ended(self._state(slot))
 
-    def serves(self, slot: SlotName, repository: ArtifactRef) -> bool:
+    def served(self, slot: SlotName) -> str:
         server = find_server(self._state(slot))
-        return server is not None and server.digest == repository.digest
-
-    def answers(self, slot: SlotName) -> bool:
-        return self.alive(slot) and self._generates(slot)
+        return server.digest if server is not None else ""
 
     def in_flight(self, slot: SlotName) -> int | None:
         try:
@@ -304,35 +320,6 @@ async def generates(endpoint: Endpoint) -> bool:
         return (await client.generate(GenerationRequest(_PROBE, 1, allow_empty=True))).ok
 
 
-def warm_up(endpoint: Endpoint, golden: Sequence[GoldenPrompt], *, timeout_seconds: float) -> WarmUp:
-    """Replay golden prompts; how many were answered, and as they were judged."""
-    started = time.monotonic()
-    answers = asyncio.run(_replay(endpoint, golden, timeout_seconds=timeout_seconds))
-    return WarmUp(
-        prompts=len(golden),
-        answered=sum(answer.ok for answer in answers),
-        matched=sum(_alike(prompt, answer) for prompt, answer in zip(golden, answers, strict=True)),
-        seconds=time.monotonic() - started,
-    )
-
-
-async def _replay(endpoint: Endpoint, golden: Sequence[GoldenPrompt], *, timeout_seconds: float) -> list[Generation]:
-    """The answers to golden prompts: the first request alone, the others as one batch."""
-    from llm_pipeline.serving.client import GenerationClient, GenerationRequest
-
-    asked = [GenerationRequest(one.prompt, one.maximum_tokens, allow_empty=True) for one in golden]
-    async with GenerationClient.of(endpoint, timeout_seconds=timeout_seconds) as client:
-        first = [await client.generate(request) for request in asked[:1]]
-        return first + list(await asyncio.gather(*(client.generate(request) for request in asked[1:])))
-
-
-def _alike(prompt: GoldenPrompt, answer: Generation) -> bool:
-    if not answer.ok:
-        return False
-    wanted, got = prompt.compared(answer.text, was_cut=answer.finish_reason == "length")
-    return wanted == got
-
-
 _RECORD = "openai.json"
 _POLL_SECONDS = 1.0
 _CONNECT_SECONDS = 2.0
@@ -344,12 +331,10 @@ class Taken(Frozen):
     Attributes:
         digest: Of the release's model repository.
         root: What `/v1/models` calls the model's root; None where it does not say.
-        released: It is no longer needed here; it may be serving all the same.
     """
 
     digest: str
     root: str | None = None
-    released: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -365,12 +350,11 @@ class OpenAiSlots(_Slots):
     servers: Mapping[SlotName, OpenAiSlot]
     recognised: float = RECOGNISED
     wait_seconds: float = 300.0
-    request_timeout_seconds = 60.0
 
     def ensure(self, slot: SlotName, repository: ArtifactRef, token: FencingToken) -> None:
         with self._acting(slot, token):
             taken = self._taken(slot)
-            if taken is not None and not taken.released and taken.digest != repository.digest:
+            if taken is not None and taken.digest != repository.digest:
                 raise ConfigError(
                     f"slot {slot} should serve {repository} but was accepted for {taken.digest[:12]}",
                     where=self.servers[slot].endpoint.url,
@@ -395,19 +379,15 @@ class OpenAiSlots(_Slots):
 
     def alive(self, slot: SlotName) -> bool:
         """Whether it was taken, and something listens there. One that hangs is found by its requests."""
-        taken = self._taken(slot)
-        return taken is not None and not taken.released and self._listens(slot)
+        return self._taken(slot) is not None and self._listens(slot)
 
     def ended(self, slot: SlotName) -> bool:
-        taken = self._taken(slot)
-        return taken is not None and not taken.released and not self._listens(slot)
+        return self._taken(slot) is not None and not self._listens(slot)
 
-    def serves(self, slot: SlotName, repository: ArtifactRef) -> bool:
+    def served(self, slot: SlotName) -> str:
+        """What the slot was taken for, whether its server runs or not."""
         taken = self._taken(slot)
-        return taken is not None and taken.digest == repository.digest and self.alive(slot)
-
-    def answers(self, slot: SlotName) -> bool:
-        return self.alive(slot) and self._generates(slot)
+        return taken.digest if taken is not None else ""
 
     def in_flight(self, slot: SlotName) -> int | None:
         return active_requests(self.servers[slot].endpoint)
@@ -416,19 +396,14 @@ class OpenAiSlots(_Slots):
         """Give the server back; it goes on running until whoever started it ends it."""
         with self._acting(slot, token):
             taken = self._taken(slot)
-            if taken is None or taken.released:
+            if taken is None:
                 return True
             if taken.digest != repository.digest:
                 return False
-            self._note(slot, taken.model_copy(update={"released": True}))
+            (self._state(slot) / _RECORD).unlink()
         log.info("the server is no longer needed: stop it, or serve another release there", slot=slot,
                  url=self.servers[slot].endpoint.url)  # fmt: skip
         return True
-
-    def taken_for(self, slot: SlotName) -> str:
-        """Digest of what the slot was taken for; empty where it is free."""
-        taken = self._taken(slot)
-        return taken.digest if taken is not None and not taken.released else ""
 
     def _take(self, slot: SlotName, repository: ArtifactRef, *, wait_seconds: float) -> None:
         """Write down that the server is the release's, once it was recognised.
@@ -448,7 +423,7 @@ class OpenAiSlots(_Slots):
                 where=self.servers[slot].endpoint.url,
                 hint="serve the release's checkpoint there under that model's name, then run this again",
             )
-        self._note(slot, wanted)
+        replace_durably(self._state(slot) / _RECORD, wanted.model_dump_json(indent=1).encode())
 
     def _await_model(self, slot: SlotName, wait_seconds: float) -> str | None:
         deadline = time.monotonic() + wait_seconds
@@ -488,9 +463,6 @@ class OpenAiSlots(_Slots):
             return None
         except ValidationError as error:
             raise IntegrityError("not a record of the release that a slot was accepted for", where=str(file)) from error
-
-    def _note(self, slot: SlotName, taken: Taken) -> None:
-        replace_durably(self._state(slot) / _RECORD, taken.model_dump_json(indent=1).encode())
 
     @contextmanager
     def _acting(self, slot: SlotName, token: FencingToken) -> Iterator[None]:

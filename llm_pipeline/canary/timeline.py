@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from llm_pipeline.base.errors import IntegrityError, unless_io
 from llm_pipeline.base.json_document import load_record
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.access_log import AccessLog, ObservedRequest
@@ -16,7 +13,6 @@ from llm_pipeline.canary.analysis import Look, regressed_at
 from llm_pipeline.canary.evidence import SPLIT_ALPHA
 from llm_pipeline.canary.metrics import quantile
 from llm_pipeline.canary.record import CanaryEvent, CanaryRecord, EventKind
-from llm_pipeline.canary.router import SlotName
 
 
 class ArmPoint(Frozen):
@@ -48,7 +44,6 @@ def arm_point(requests: Sequence[ObservedRequest]) -> ArmPoint:
     )
 
 
-TIMELINE_FILE = "timeline.jsonl"
 SUMMARY_FILE = "canary.json"
 
 MOST_BYTES = 32 * 1024 * 1024
@@ -78,44 +73,6 @@ class TimelinePoint(Frozen):
         return 100 * self.intended_share
 
 
-def timeline(
-    requests: Iterable[ObservedRequest],
-    shares: Sequence[tuple[float, float]],
-    *,
-    candidate: SlotName,
-    began_at: float,
-    interval_seconds: float = 1.0,
-) -> list[TimelinePoint]:
-    """Both arms over time.
-
-    Args:
-        requests: What was observed.
-        shares: (time, the candidate's share from then on), rising in time.
-        candidate: The slot on trial.
-        began_at: Start of the timeline, seconds since 1970.
-        interval_seconds: Length of an interval.
-    """
-    bins: dict[int, tuple[list[ObservedRequest], list[ObservedRequest]]] = {}
-    for request in requests:
-        index = math.floor((request.started_at - began_at) / interval_seconds)
-        if index >= 0:
-            bins.setdefault(index, ([], []))[request.arm != candidate].append(request)
-    points = []
-    for index in range(max(bins, default=-1) + 1):
-        mine, others = bins.get(index, ([], []))
-        end = began_at + (index + 1) * interval_seconds
-        share = next((share for since, share in reversed(shares) if since <= end), 0.0)
-        point = TimelinePoint(
-            at_seconds=index * interval_seconds,
-            length_seconds=interval_seconds,
-            intended_share=share,
-            candidate=arm_point(mine),
-            stable=arm_point(others),
-        )
-        points.append(point)
-    return points
-
-
 class EvidenceSeries(Frozen):
     """The e-values of a canary over its time, and what they are compared with.
 
@@ -139,14 +96,16 @@ class CanarySummary(Frozen):
         began_at: Seconds since 1970.
         events: What happened in this attempt, oldest first.
         evidence: The e-values over time; None before the first look.
+        points: Both arms over time; none without a log of single requests.
     """
 
     began_at: float
     events: tuple[CanaryEvent, ...] = ()
     evidence: EvidenceSeries | None = None
+    points: tuple[TimelinePoint, ...] = ()
 
 
-def write_timeline(directory: Path, record: CanaryRecord, access_log: AccessLog | None) -> list[TimelinePoint]:
+def write_timeline(directory: Path, record: CanaryRecord, access_log: AccessLog | None) -> None:
     """Write the canary so far to `directory`: its record, and the access log since its beginning, if there is one.
 
     Of a long log only the newest part is read (`MOST_BYTES`): each step writes a timeline of its own.
@@ -156,7 +115,22 @@ def write_timeline(directory: Path, record: CanaryRecord, access_log: AccessLog 
     shares = [(event.at, share) for event in events if (share := _share_after(event, record)) is not None]
     lasted = max((request.started_at for request in requests), default=began_at) - began_at
     seconds = float(max(1, math.ceil(lasted / MOST_INTERVALS)))
-    points = timeline(requests, shares, candidate=record.candidate, began_at=began_at, interval_seconds=seconds)
+    bins: dict[int, tuple[list[ObservedRequest], list[ObservedRequest]]] = {}
+    for request in requests:
+        index = math.floor((request.started_at - began_at) / seconds)
+        bins.setdefault(index, ([], []))[request.arm != record.candidate].append(request)
+    points = []
+    for index in range(max(bins, default=-1) + 1):
+        mine, others = bins.get(index, ([], []))
+        end = began_at + (index + 1) * seconds
+        point = TimelinePoint(
+            at_seconds=index * seconds,
+            length_seconds=seconds,
+            intended_share=next((share for since, share in reversed(shares) if since <= end), 0.0),
+            candidate=arm_point(mine),
+            stable=arm_point(others),
+        )
+        points.append(point)
     evidence = None
     if record.analysis is not None and record.looks:
         evidence = EvidenceSeries(
@@ -165,30 +139,18 @@ def write_timeline(directory: Path, record: CanaryRecord, access_log: AccessLog 
             split_wrong_at=1.0 / SPLIT_ALPHA,
             looks=tuple(look.model_copy(update={"at": look.at - began_at}) for look in record.looks),
         )
-    summary = CanarySummary(
-        began_at=began_at,
-        events=tuple(events),
-        evidence=evidence,
-    )
+    summary = CanarySummary(began_at=began_at, events=tuple(events), evidence=evidence, points=tuple(points))
     directory.mkdir(parents=True, exist_ok=True)
     (directory / SUMMARY_FILE).write_text(summary.model_dump_json(indent=1) + "\n")
-    with (directory / TIMELINE_FILE).open("w") as stream:
-        stream.writelines(point.model_dump_json() + "\n" for point in points)
-    return points
 
 
-def read_timeline(directory: Path) -> tuple[CanarySummary, list[TimelinePoint]]:
+def read_timeline(directory: Path) -> CanarySummary:
     """Read what `write_timeline` wrote.
 
     Raises:
-        IntegrityError: A file is missing or damaged.
+        IntegrityError: It is missing or damaged.
     """
-    summary = load_record(CanarySummary, directory / SUMMARY_FILE, "not a canary's summary")
-    try:
-        with (directory / TIMELINE_FILE).open() as stream:
-            return summary, [TimelinePoint.model_validate_json(line) for line in stream]
-    except (OSError, ValidationError) as error:
-        raise unless_io(error, IntegrityError(f"not a canary timeline: {error}", where=str(directory))) from error
+    return load_record(CanarySummary, directory / SUMMARY_FILE, "not a canary's summary")
 
 
 def _share_after(event: CanaryEvent, record: CanaryRecord) -> float | None:

@@ -23,9 +23,6 @@ from llm_pipeline.config.server_place import SlotServer, speaks_openai
 _MODEL = f"/v2/models/{MODEL_NAME}"
 _GRPC_SERVICE = "/inference.GRPCInferenceService/"
 
-_ASKING = ("generate", "generate_stream")
-"""What is posted to the model; over HTTP, `infer` is not for one with many answers to a request."""
-
 OPENAI_PATHS = ("/v1/models", "/v1/chat/completions", "/v1/completions")
 """What users may ask for by OpenAI's API, path by path, for routers whose APIs know no regular expressions."""
 
@@ -55,7 +52,7 @@ class UsersApi:
 
 TRITON_API = UsersApi(
     reads=rf"/v2(/health/(live|ready))?|{_MODEL}(/ready)?",
-    asks=rf"{_MODEL}/({'|'.join(_ASKING)})",
+    asks=rf"{_MODEL}/(generate|generate_stream)",  # `infer` over HTTP is not for many answers to a request
     health="/v2/health/ready",
     healthy_below=HTTPStatus.MULTIPLE_CHOICES,
     second_opinions=(HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND),

@@ -145,8 +145,8 @@ def _start(options: argparse.Namespace) -> int:
 
 
 def _start_staging(store: ArtifactStore, deployment: Deployment, place: str, reference: str) -> int:
-    from llm_pipeline.operations.staging import start_staging
     from llm_pipeline.operations.status import curl_line_at, deployment_status
+    from llm_pipeline.operations.switching import start_staging
 
     result = start_staging(store, deployment, place, named_release(store, reference))
     judgement, endpoint = result.judgement, str(result.metrics["endpoint"])
@@ -179,7 +179,7 @@ def _stop(options: argparse.Namespace) -> int:
 
 
 def _stop_staging(options: argparse.Namespace) -> int:
-    from llm_pipeline.operations.staging import stop_staging
+    from llm_pipeline.operations.switching import stop_staging
 
     deployment, store, place = _named_place(options)
     stopped = stop_staging(store, deployment, place, release_id=options.release)
@@ -188,7 +188,7 @@ def _stop_staging(options: argparse.Namespace) -> int:
 
 
 def _left_alone(store: ArtifactStore, place: str) -> list[str]:
-    from llm_pipeline.operations.staging import on_its_way
+    from llm_pipeline.operations.switching import on_its_way
 
     holder = on_its_way(store, place)
     return [] if holder is None else [f"{place}: {holder} is on its way, and ends what it has staged itself"]

@@ -6,12 +6,12 @@
 | roll back | `rollback.roll_back`, `force`, `carry_on` | command line, rollback DAG, guard, `stop` |
 | end a run's canary | `rollback.ensure_rolled_back` | the stage `rollback`: teardown of DAG and local run |
 | approve production | `decisions.decide` | command line, approval task, terminal of a local run |
-| answer a step's question | `canary.record.answer` | command line, approval task, terminal of a local run |
-| pause, resume | `canary.record.pause`, `resume` | command line |
+| answer a step's question | `canary.people.answer` | command line, approval task, terminal of a local run |
+| pause, resume | `canary.people.pause`, `resume` | command line |
 | start | `switching.start` | command line, demo, the canary of what serves already |
 | stop | `switching.stop`, `stop_all`, `end_here` | command line; the end of the demo |
 | replace | `upkeep.replace_holders` | `run --replace`, the form of the release's DAG |
-| stage by hand, end staging | `staging.start_staging`, `stop_staging` | command line |
+| stage by hand, end staging | `switching.start_staging`, `stop_staging` | command line |
 | keep serving, settle, have a standby, retire it | `upkeep.keep` | the guard |
 
 Only these modules and the canary's own controller write routes, slots and the documents of places: an import

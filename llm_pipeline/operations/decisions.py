@@ -125,40 +125,28 @@ def offered_targets(flow: ReleaseProgress, step: str) -> Sequence[str]:
     return [target for target, found in results.items() if all(one is not None and passed(one) for one in found)]
 
 
-def require_approved(flow: ReleaseProgress, target: str) -> None:
-    """Make sure that a person approved a target, if the release wants a person for that.
-
-    Raises:
-        NotApproved: Nobody did in this run of the release, or what was approved is not what the gates say now.
-    """
-    if not flow.release.approval.required:
-        return
-    known, _ = _read(flow, APPROVAL)
-    where = flow.record.release_id
-    hint = f"answer the question of the step {APPROVAL}, or `llm-pipeline approve {where}`"
-    if known is None or known.run != _run(flow) or target not in known.targets:
-        raise NotApproved(f"nobody approved {target} in this run of the release", where=where, hint=hint)
-    if known.answer != "approved":
-        told = answer_in_words(known.answer, known.by)
-        raise NotApproved(f"{target} is not approved: the question is {told}", where=where, hint=hint)
-    if not known.takes(target):
-        raise NotApproved(f"{known.by} refused {target}", where=where, hint=hint)
-    if not _same(known, _question(flow, APPROVAL, known.targets)):
-        why = f"the gates say something else than what {known.by} approved"
-        raise NotApproved(
-            f"{target} is not approved: {why}", where=where, hint=f"put the question of the step {APPROVAL} again"
-        )
-
-
 def require_production_approved(store: ArtifactStore, release_id: str, place: str) -> None:
-    """Make sure that a person approved a release for a place, by what the store says now.
+    """Make sure that a person approved a release for a place, if it wants a person for that.
 
     Raises:
         ConfigError: There is no such release.
-        NotApproved: The release wants a person's approval before production, and has none.
+        NotApproved: Nobody did in this run of the release, or what was approved is not what the gates say now.
     """
     flow = ReleaseProgress(store, trusted_record(store, release_id), trusts_signed_only=True)
-    require_approved(flow, flow.record.target_at(place))
+    if not flow.release.approval.required:
+        return
+    target, (known, _) = flow.record.target_at(place), _read(flow, APPROVAL)
+    hint = f"answer the question of the step {APPROVAL}, or `llm-pipeline approve {release_id}`"
+    if known is None or known.run != _run(flow) or target not in known.targets:
+        raise NotApproved(f"nobody approved {target} in this run of the release", where=release_id, hint=hint)
+    if known.answer != "approved":
+        told = answer_in_words(known.answer, known.by)
+        raise NotApproved(f"{target} is not approved: the question is {told}", where=release_id, hint=hint)
+    if not known.takes(target):
+        raise NotApproved(f"{known.by} refused {target}", where=release_id, hint=hint)
+    if not _same(known, _question(flow, APPROVAL, known.targets)):
+        words = f"{target} is not approved: the gates say something else than what {known.by} approved"
+        raise NotApproved(words, where=release_id, hint=f"put the question of the step {APPROVAL} again")
 
 
 def _question(flow: ReleaseProgress, step: str, targets: Sequence[str]) -> Decision:

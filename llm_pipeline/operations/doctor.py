@@ -14,7 +14,6 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -62,31 +61,19 @@ class _Doubt(ConfigError):
     """What is worth a warning."""
 
 
-Look = tuple[str, Callable[[], str]]
-"""A subject, and what looks at it."""
+def _looked(subject: str, look: Callable[..., str], *arguments: object, worst: State = "failed") -> Check:
+    """A look, of which nothing is worse than `worst`: what is missing may be on another host, or not needed yet."""
+    try:
+        return Check(subject=subject, state="ok", detail=look(*arguments))
+    except PipelineError as error:
+        where = f"{error.where}: " if error.where else ""
+        state: State = "warning" if isinstance(error, _Doubt) else worst
+        return Check(subject=subject, state=state, detail=f"{where}{error.message}", fix=error.hint)
 
 
-def _doubted(look: Callable[..., str], *arguments: object) -> Callable[[], str]:
-    """A look of which nothing is worse than a warning: what is missing may be on another host, or not needed yet."""
-
-    def looked() -> str:
-        try:
-            return look(*arguments)
-        except PipelineError as error:
-            raise _Doubt(error.message, where=error.where, hint=error.hint) from error
-
-    return looked
-
-
-def _told(words: str, problem: type[ConfigError] | None = None, fix: str = "") -> Callable[[], str]:
-    """What was found before."""
-
-    def tell() -> str:
-        if problem is not None:
-            raise problem(words, hint=fix)
-        return words
-
-    return tell
+def _told(subject: str, words: str, state: State = "ok", fix: str = "") -> Check:
+    """What was found before; what is well needs no fix."""
+    return Check(subject=subject, state=state, detail=words, fix="" if state == "ok" else fix)
 
 
 def examine(
@@ -101,32 +88,22 @@ def examine(
         targets: Targets that this host may be meant for; a GPU host should be one of them.
         task_modules: Python modules that evaluation tasks need, by task.
     """
-    looks: list[Look] = [
-        ("deployment", _told(f"{deployment.name}: {', '.join(deployment.places) or 'no place'}")),
+    return (
+        _told("deployment", f"{deployment.name}: {', '.join(deployment.places) or 'no place'}"),
         *_adapters(deployment, targets),
         *_runtimes(deployment, targets),
-        *((f"task {task}", partial(_modules, deployment, modules)) for task, modules in task_modules.items()),
-        ("store", partial(_store, deployment)),
-        ("work_root", partial(_directory, deployment.work_root)),
-        ("state_root", partial(_directory, deployment.state_root)),
-        ("triton", partial(_triton, deployment)),
+        *(_looked(f"task {task}", _modules, deployment, modules) for task, modules in task_modules.items()),
+        _looked("store", _store, deployment),
+        _looked("work_root", _directory, deployment.work_root),
+        _looked("state_root", _directory, deployment.state_root),
+        _looked("triton", _triton, deployment),
         *_secrets(deployment),
         *_pools(deployment, targets),
         *_gpus(targets),
-    ]
-    return tuple(_check(subject, look) for subject, look in looks)
+    )
 
 
-def _check(subject: str, look: Callable[[], str]) -> Check:
-    try:
-        return Check(subject=subject, state="ok", detail=look())
-    except PipelineError as error:
-        where = f"{error.where}: " if error.where else ""
-        state: State = "warning" if isinstance(error, _Doubt) else "failed"
-        return Check(subject=subject, state=state, detail=f"{where}{error.message}", fix=error.hint)
-
-
-def _adapters(deployment: Deployment, targets: Sequence[Target]) -> Iterator[Look]:
+def _adapters(deployment: Deployment, targets: Sequence[Target]) -> Iterator[Check]:
     """What the adapters of all that the deployment names say of it, as far as they look at anything."""
     named: list[tuple[str, Group, str, tuple[Any, ...]]] = [
         (f"environment {name}", "runners", one.runner, (one,)) for name, one in deployment.environments.items()
@@ -142,19 +119,21 @@ def _adapters(deployment: Deployment, targets: Sequence[Target]) -> Iterator[Loo
     for subject, group, kind, settings in named:
         found: Adapter = adapter(group, kind)
         if found.probe is not None:
-            yield subject, partial(found.probe, *settings)
+            yield _looked(subject, found.probe, *settings)
     for name, channel in deployment.notifications.items():
-        yield f"notifications by {name}", _doubted(check_channel, channel)
+        yield _looked(f"notifications by {name}", check_channel, channel, worst="warning")
 
 
-def _runtimes(deployment: Deployment, targets: Sequence[Target]) -> Iterator[Look]:
+def _runtimes(deployment: Deployment, targets: Sequence[Target]) -> Iterator[Check]:
     """Engines that are Python packages, or servers of their own, where the servers of this host need them."""
     for target in targets:
         engine, place = engine_adapter(target.engine), deployment.places.get(target.name)
         if engine.beside_triton and place is not None and place.servers_here():
-            yield f"runtime of {target.name}", _doubted(_runtime, deployment, place.environment, engine.runtime)
+            where = (deployment, place.environment)
+            yield _looked(f"runtime of {target.name}", _runtime, *where, engine.runtime, worst="warning")
         if (own := own_server_of(target)) and place is not None:
-            yield f"server of {target.name}", _doubted(_command, deployment, place.environment, own.program)
+            where = (deployment, place.environment)
+            yield _looked(f"server of {target.name}", _command, *where, own.program, worst="warning")
 
 
 def _command(deployment: Deployment, environment: str, program: str) -> str:
@@ -227,7 +206,7 @@ def _triton(deployment: Deployment) -> str:
     return f"{home.program}, for its models Python {versions}"
 
 
-def _secrets(deployment: Deployment) -> Iterator[Look]:
+def _secrets(deployment: Deployment) -> Iterator[Check]:
     """Where each secret of the deployment comes from, by its variable's name."""
     connections = deployment.airflow_connections
     for variable in sorted(named_secrets(deployment)):
@@ -238,10 +217,10 @@ def _secrets(deployment: Deployment) -> Iterator[Look]:
             fix = "keep one of them: what Airflow runs refuses both"
         elif connection:
             words = f"Airflow's connection {connection}, for what Airflow runs"
-        yield f"secret {variable}", _told(words, ConfigError if fix else None, fix)
+        yield _told(f"secret {variable}", words, "failed" if fix else "ok", fix)
 
 
-def _pools(deployment: Deployment, targets: Sequence[Target]) -> Iterator[Look]:
+def _pools(deployment: Deployment, targets: Sequence[Target]) -> Iterator[Check]:
     """What Airflow must have; it is asked for nothing that the deployment does not need.
 
     A task of a pool that is not there, or that is smaller than what the task takes, never starts: Airflow 3.3 shows it
@@ -261,38 +240,39 @@ def _pools(deployment: Deployment, targets: Sequence[Target]) -> Iterator[Look]:
         there = airflow_pools() if needed else {}
         asleep = triggerer_problem() if deferred else ""
     except ConfigError as error:
-        yield "Airflow", _told(error.message, _Doubt, error.hint)
+        yield _told("Airflow", error.message, "warning", error.hint)
         return
     for pool, slots in needed.items():
         fix = f'airflow pools set {pool} <GPUs> "<host>" --include-deferred'
-        found, trouble = there.get(pool), ""
-        if found is None:
+        (has, counts_deferred), trouble = there.get(pool, (0, False)), ""
+        if pool not in there:
             trouble = "Airflow has no such pool: its tasks would never start"
-        elif found.slots != _UNLIMITED and found.slots < slots:
-            trouble = f"{found.slots} slots, and one task takes {slots}: it would never start"
-        elif deferred and not found.counts_deferred:
+        elif has != _UNLIMITED and has < slots:
+            trouble = f"{has} slots, and one task takes {slots}: it would never start"
+        elif deferred and not counts_deferred:
             trouble = "it does not count deferred tasks: GPUs would be given away while their containers or pods run"
-        detail = f"{found.slots} slots, a task takes {slots} at most" if found is not None else ""
-        yield f"pool {pool}", _told(trouble or detail, ConfigError if trouble else None, fix)
+        words = trouble or f"{has} slots, a task takes {slots} at most"
+        yield _told(f"pool {pool}", words, "failed" if trouble else "ok", fix)
     if deferred:
-        yield "triggerer", _told(asleep or "it runs", ConfigError if asleep else None, "start one: airflow triggerer")
+        state: State = "failed" if asleep else "ok"
+        yield _told("triggerer", asleep or "it runs", state, "start one: airflow triggerer")
 
 
-def _gpus(targets: Sequence[Target]) -> Iterator[Look]:
+def _gpus(targets: Sequence[Target]) -> Iterator[Check]:
     """The GPUs, and the targets that they are."""
     on_gpus = [target for target in targets if target.accelerator != "cpu"]
     try:
         here = read_host_facts()
     except Unsupported as error:
-        yield "GPUs", _told(error.message, _Doubt if on_gpus else None)
+        yield _told("GPUs", error.message, "warning" if on_gpus else "ok")
         return
     except PipelineError as error:
-        yield "GPUs", _told(error.message, ConfigError, error.hint)
+        yield _told("GPUs", error.message, "failed", error.hint)
         return
     names = ", ".join(f"{gpu.name} ({gpu.sm}, {gpu.memory_bytes / 2**30:.0f} GiB)" for gpu in here.gpus)
-    yield "GPUs", _told(f"{names}; driver {here.driver}")
+    yield _told("GPUs", f"{names}; driver {here.driver}")
     for target in on_gpus:
-        yield f"target {target.name}", partial(_target, target, here)
+        yield _looked(f"target {target.name}", _target, target, here)
 
 
 def _target(target: Target, here: HostFacts) -> str:
@@ -303,18 +283,6 @@ def _target(target: Target, here: HostFacts) -> str:
     return "this host fits"
 
 
-class AirflowPool(Frozen):
-    """A pool of Airflow's.
-
-    Attributes:
-        slots: How many it has; -1 for any number.
-        counts_deferred: Whether a deferred task keeps its slots.
-    """
-
-    slots: int
-    counts_deferred: bool
-
-
 def triggerer_problem() -> str:
     """Why no task would be woken up; empty while a triggerer runs.
 
@@ -322,49 +290,41 @@ def triggerer_problem() -> str:
         ConfigError: Airflow cannot be asked here.
     """
     try:
-        _airflow("jobs", "check", "--job-type", "TriggererJob", "--allow-multiple", "--limit", "100")
-    except subprocess.CalledProcessError as error:
-        if "No alive jobs found" in error.stderr + error.stdout:
+        _airflow("triggerer", "jobs", "check", "--job-type", "TriggererJob", "--allow-multiple", "--limit", "100")
+    except ConfigError as error:
+        said = error.__cause__
+        if isinstance(said, subprocess.CalledProcessError) and "No alive jobs found" in said.stderr + said.stdout:
             return "none runs: a task whose stage runs in a container or a pod would wait for its time limit"
-        raise _cannot_be_asked("triggerer", error) from error
-    except (OSError, subprocess.SubprocessError) as error:
-        raise _cannot_be_asked("triggerer", error) from error
+        raise
     return ""
 
 
-def airflow_pools() -> dict[str, AirflowPool]:
-    """The pools by name, as Airflow's own command says.
+def airflow_pools() -> dict[str, tuple[int, bool]]:
+    """How many slots each pool has (-1 for any number), and whether a deferred task keeps its own.
 
     Raises:
         ConfigError: There is no Airflow in this interpreter, no database of it that this host reaches, or its answer
             cannot be read.
     """
-    try:
-        said = _airflow("pools", "list", "--output", "json")
-    except (OSError, subprocess.SubprocessError) as error:
-        raise _cannot_be_asked("pools", error) from error
+    said = _airflow("pools", "pools", "list", "--output", "json")
     try:
         rows = json.loads(said[said.index("[{") :])
-        return {
-            str(row["pool"]): AirflowPool(
-                slots=int(row["slots"]), counts_deferred=str(row["include_deferred"]) == "True"
-            )
-            for row in rows
-        }
+        return {str(row["pool"]): (int(row["slots"]), str(row["include_deferred"]) == "True") for row in rows}
     except (ValueError, KeyError) as error:
-        raise ConfigError(
-            f"what Airflow says of its pools cannot be read: {error}",
-            hint="compare the pools yourself: airflow pools list",
-        ) from error
+        hint = "compare the pools yourself: airflow pools list"
+        raise ConfigError(f"what Airflow says of its pools cannot be read: {error}", hint=hint) from error
 
 
-def _airflow(*arguments: str) -> str:
+def _airflow(subject: str, *arguments: str) -> str:
+    """What Airflow's own command prints.
+
+    Raises:
+        ConfigError: It fails, or is not here.
+    """
     command = [sys.executable, "-m", "airflow", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_SECONDS, check=True).stdout
-
-
-def _cannot_be_asked(subject: str, error: Exception) -> ConfigError:
-    return ConfigError(
-        f"Airflow cannot be asked for its {subject} here: {error}",
-        hint="run it where Airflow's scheduler runs, with its settings",
-    )
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        hint = "run it where Airflow's scheduler runs, with its settings"
+        raise ConfigError(f"Airflow cannot be asked for its {subject} here: {error}", hint=hint) from error
+    return done.stdout

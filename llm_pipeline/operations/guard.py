@@ -12,33 +12,31 @@ renews the lease: that is watched.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Literal
 
-from llm_pipeline.base.errors import Unsupported, as_pipeline_error, is_unexpected
+from llm_pipeline.base.errors import as_pipeline_error, is_unexpected
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary import evidence
 from llm_pipeline.canary.moving import end_canary
 from llm_pipeline.canary.people import runs_of
 from llm_pipeline.canary.record import LEASE_SECONDS, CanaryJournal, CanaryRecord, Phase, lease_name, take_over
-from llm_pipeline.canary.router import access_log_of
+from llm_pipeline.canary.router import StartedRouter
 from llm_pipeline.canary.slots import ServedPlace
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.operations.rollback import carry_on
-from llm_pipeline.operations.served_place import place_as_it_is, record_heartbeat
+from llm_pipeline.operations.served_place import place_as_it_is
 from llm_pipeline.operations.upkeep import Send, Start, Stop, keep
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost, lease_of
-from llm_pipeline.store.place_state import StepApproval, read_place
+from llm_pipeline.store.place_state import StepApproval, edit_place, read_place
 
 log = get_logger(__name__)
 
-GUARD = "guard"
 _POLL_SECONDS = 0.5
 
 
@@ -143,15 +141,22 @@ class Guard:
         state = read_place(store, target)
         journal = CanaryJournal(store, state.on_trial, target)
         record = journal.load() if state.on_trial else None
-        if record is not None and record.settled:
-            record = None
-        routed = record.intended is not None if record is not None else state.on_trial != ""
+        unsettled = record is not None and not record.settled
+        routed = record.intended is not None if record is not None and unsettled else state.on_trial != ""
         if self.place.router is None and routed:
             return []  # its router is on another host: nobody may rely on this guard
-        record_heartbeat(store, target, now)
-        if record is None:
+        edit_place(store, target, lambda state: state.model_copy(update={"guarded_at": now}))
+        if record is None or not unsettled:
             return []
-        must, why = self._must_end(record, self._approval(record), now)
+        mine = [one for one in state.approvals if one.release_id == record.release_id and one.run in runs_of(record)]
+        if record.pause is not None:
+            asked = next((one for one in mine if one.percent == record.pause.percent), None)
+        else:
+            ahead = [one for one in mine if one.question == "begin" and one.percent > record.passed_percent]
+            asked = min(ahead, key=lambda one: one.percent, default=None)
+        must, why = overdue(record, asked, now)
+        if not must and record.share_percent and not self.place.slots.alive(record.candidate):
+            must, why = True, f"the candidate's server ended while it was {record.phase}"
         if not must or is_driven(store, target, seconds=self.watch_seconds):
             return []
         try:
@@ -162,35 +167,17 @@ class Guard:
                 log.warning("rolling back an unwatched canary", release=record.release_id, why=why)
                 words = f"rolled back by the guard at {record.share_percent:g} %: {why}"
                 reason = evidence.stated(Verdict.INCONCLUSIVE, words, "controller")
-                end_canary(journal, self.place, lease=held, by=GUARD, reason=reason)
+                end_canary(journal, self.place, lease=held, by="guard", reason=reason)
         except (Conflict, LeaseHeld, LeaseLost):
             return []
         return [GuardAction(target, record.release_id, "rolled back", why)]
-
-    def _must_end(self, record: CanaryRecord, approval: StepApproval | None, now: float) -> tuple[bool, str]:
-        must, why = overdue(record, approval, now)
-        if must or record.share_percent == 0:
-            return must, why
-        if not self.place.slots.alive(record.candidate):
-            return True, f"the candidate's server ended while it was {record.phase}"
-        return must, why
-
-    def _approval(self, record: CanaryRecord) -> StepApproval | None:
-        """The question that the canary waits for; by its pause, or else the next one that was asked or answered."""
-        known = read_place(self.place.store, self.place.target).approvals
-        mine = [one for one in known if one.release_id == record.release_id and one.run in runs_of(record)]
-        if record.pause is not None:
-            return next((one for one in mine if one.percent == record.pause.percent), None)
-        ahead = [one for one in mine if one.question == "begin" and one.percent > record.passed_percent]
-        return min(ahead, key=lambda one: one.percent, default=None)
 
     def _router(self, _: float) -> list[GuardAction]:
         """Start the router if it has ended; rotate its log, which grows between canaries while nothing reads it."""
         router = self.place.router
         done = router.revive() if router is not None else None
-        if router is not None:
-            with contextlib.suppress(Unsupported):
-                access_log_of(router).keep()
+        if isinstance(router, StartedRouter):
+            router.access_log().keep()
         return [GuardAction(self.place.target, "-", "started", done)] if done else []
 
     def _as_its_holder(self) -> ServedPlace:

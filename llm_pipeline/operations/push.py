@@ -88,16 +88,22 @@ def prepare(flow: ReleaseProgress, deployment: Deployment, repository: str, targ
             has no name that a hub takes.
         IntegrityError: The checkpoint, or what the store says of it, is damaged or not signed as it must be.
     """
-    from llm_pipeline.hub.upload import PushedFile
+    from llm_pipeline.hub.access import connect
+    from llm_pipeline.hub.upload import PushedFile, account
 
-    _require_name(repository)
+    try:
+        TypeAdapter(HubId).validate_python(repository or "own/own")
+    except ValidationError as error:
+        raise ConfigError("not the name of a repository", where=repository, hint="give organisation/name") from error
     recipe, targets = _chosen(flow, target)
     results = sorted(flow.results().values(), key=lambda result: (flow_order(result.stage), result.subject))
     _require_passed(flow, recipe, targets, results)
     checkpoint = flow.artifact("quantize", recipe, "checkpoint")
     directory = flow.store.fetch(checkpoint)
     manifest = flow.store.manifest(checkpoint)
-    repository = repository or _own_repository(flow, deployment, recipe)
+    if not repository:
+        owner = account(connect(deployment.hub.endpoint, deployment.hub.token_variable))
+        repository = f"{owner}/{flow.record.model.id.rpartition('/')[2]}-{recipe}"
     signed = (directory / SIGNATURE_FILE).is_file()
     facts = CardFacts(
         repository=repository,
@@ -114,14 +120,14 @@ def prepare(flow: ReleaseProgress, deployment: Deployment, repository: str, targ
     card = render_card(facts)
     texts = {"README.md": card.encode(), _MARKER: _provenance(facts)}
     if signed:
-        texts |= {f"{PROVENANCE_DIRECTORY}/{name}": (directory / name).read_bytes() for name in _SEALS}
+        texts |= {
+            f"{PROVENANCE_DIRECTORY}/{name}": (directory / name).read_bytes()
+            for name in (MANIFEST_FILE, SIGNATURE_FILE)
+        }
     weights = [file for file in manifest.files if file.path not in texts]
     files = [PushedFile(file.path, directory / file.path, file.size, file.sha256) for file in weights]
     files += [PushedFile(path, data, len(data), sha256_bytes(data)) for path, data in texts.items()]
     return Push(repository, flow.record.release_id, recipe, card, tuple(files), flow.record.model)
-
-
-_SEALS = (MANIFEST_FILE, SIGNATURE_FILE)
 
 
 def send(deployment: Deployment, push: Push, *, private: bool = False) -> Pushed:
@@ -139,21 +145,6 @@ def send(deployment: Deployment, push: Push, *, private: bool = False) -> Pushed
     hub = connect(deployment.hub.endpoint, deployment.hub.token_variable)
     message = f"Release {push.release_id}, recipe {push.recipe}"
     return push_files(hub, push.repository, push.files, marker=_MARKER, message=message, private=private)
-
-
-def _require_name(repository: str) -> None:
-    try:
-        TypeAdapter(HubId).validate_python(repository or "own/own")
-    except ValidationError as error:
-        raise ConfigError("not the name of a repository", where=repository, hint="give organisation/name") from error
-
-
-def _own_repository(flow: ReleaseProgress, deployment: Deployment, recipe: str) -> str:
-    from llm_pipeline.hub.access import connect
-    from llm_pipeline.hub.upload import account
-
-    owner = account(connect(deployment.hub.endpoint, deployment.hub.token_variable))
-    return f"{owner}/{flow.record.model.id.rpartition('/')[2]}-{recipe}"
 
 
 def _chosen(flow: ReleaseProgress, target: str) -> tuple[str, tuple[str, ...]]:
@@ -188,19 +179,14 @@ def _require_passed(flow: ReleaseProgress, recipe: str, targets: Sequence[str], 
         stopped.append(f"the checkpoint of {recipe} that is there now was not judged")
     for target in targets:
         of_target = {(one.stage, one.subject): one for one in concerned if one.subject.partition(":")[0] == target}
-        if ended_in_rollback(of_target) or _taken_back(flow, target):
+        state = read_place(flow.store, flow.record.place_of(target))
+        left = state.way_back is not None and state.way_back.left == where
+        back = state.production is not None and state.production.release_id == where
+        if ended_in_rollback(of_target) or (left and not back):
             stopped.append(f"it was rolled back on {target}")
     if stopped:
         hint = "only what passed every gate is pushed; release it again"
         raise NotPassed(f"not pushed: {'; '.join(stopped)}", where=where, hint=hint)
-
-
-def _taken_back(flow: ReleaseProgress, target: str) -> bool:
-    """Whether the latest rollback of the target's place left this release, which has not come back since."""
-    state = read_place(flow.store, flow.record.place_of(target))
-    last, production = state.way_back, state.production
-    serves = production is not None and production.release_id == flow.record.release_id
-    return last is not None and last.left == flow.record.release_id and not serves
 
 
 def _base_fields(flow: ReleaseProgress, deployment: Deployment) -> dict[str, Any]:

@@ -21,6 +21,7 @@ nothing, and the same rollback without it records what was done once the store t
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from llm_pipeline.base.errors import ConfigError, PipelineError
@@ -45,15 +46,17 @@ from llm_pipeline.canary.record import (
     Phase,
     latest_canary,
     lease_name,
+    read_canary_record,
     take_over,
 )
 from llm_pipeline.canary.router import RouterUnavailable, all_to, name_release, other_slot
 from llm_pipeline.canary.slots import ServedPlace
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.operations.served_place import despite_others, is_recent, last_heard, left_for, newest, on_trial
+from llm_pipeline.operations.served_place import despite_others, is_recent, last_heard
 from llm_pipeline.release.trusted_pointers import require_served
 from llm_pipeline.store.lease import Lease, LeaseHeld
 from llm_pipeline.store.place_state import PlaceState, Pointer, WayBack, edit_place, read_place, refuse_stranger
+from llm_pipeline.store.references import model_of_release
 
 log = get_logger(__name__)
 
@@ -81,7 +84,7 @@ def roll_back(place: ServedPlace, *, by: str, leaving: str = "") -> PlaceState:
     """
     refuse_stranger(place.store, place.target, place.model_id)
     state = read_place(place.store, place.target)
-    meant = leaving or newest(on_trial(place, state), state.of(place.model_id).production)
+    meant = leaving or _newest(_on_trial(place, state), state.of(place.model_id).production)
 
     def attempt() -> PlaceState:
         take_over(place.store, place.target)
@@ -148,14 +151,13 @@ def carry_on(place: ServedPlace) -> WayBack | None:
     return found
 
 
+@dataclass(frozen=True)
 class _RollBack:
     """One rollback, by the holder of the target's lease."""
 
-    def __init__(self, place: ServedPlace, lease: Lease, by: str) -> None:
-        self._place = place
-        self._store, self._target = place.store, place.target
-        self._lease = lease
-        self._by = by
+    place: ServedPlace
+    lease: Lease
+    by: str
 
     def run(self, leaving: str, meant: str) -> PlaceState:
         """Rolls back; `meant` is the release that it would have left when it was requested."""
@@ -163,22 +165,34 @@ class _RollBack:
         if last is not None and (not leaving or last.left.startswith(leaving)):
             return self._state()
         state = self._state()
-        trial, mine = on_trial(self._place, state), state.of(self._place.model_id)
+        trial, mine = _on_trial(self.place, state), state.of(self.place.model_id)
         production = mine.production
-        if not leaving and meant != newest(trial, production):
+        if not leaving and meant != _newest(trial, production):
             log.info(f"{meant or 'nothing'} is no longer what would be left: nothing was changed")
             return state
         if trial is not None and (not leaving or trial.release_id.startswith(leaving)):
             return self._leave_trial(trial, production)
         if production is None or not production.release_id.startswith(leaving):
-            return self._not_there(mine, leaving)
-        if not leaving and (left := left_for(self._place, production)):
-            log.info(f"{left} was rolled back before: {production.release_id} serves, and nothing was changed")
+            last = state.way_back
+            before = (*mine.taken_back, last.left) if last is not None else mine.taken_back
+            if leaving and any(release_id.startswith(leaving) for release_id in before):
+                log.info(f"{leaving} was rolled back before: nothing was changed")
+                return mine
+            serves = f"{production.release_id} serves" if production is not None else "nothing serves"
+            about = f", and {leaving} is not on trial" if leaving else ""
+            hint = "nothing was moved; check with `llm-pipeline status`, then try again"
+            raise ConfigError(f"{serves} on {self.place.target}{about}", hint=hint)
+        record, last = latest_canary(self.place.store, self.place.target), state.way_back
+        is_back = last is not None and last.to == production.release_id and production.promoted_at >= last.asked_at
+        if record is not None and record.phase is Phase.ROLLED_BACK:
+            is_back |= record.production_since == production.promoted_at
+        if not leaving and is_back:
+            log.info(f"{production.release_id} serves since another was rolled back: nothing was changed")
             return state
         if mine.previous is None:
             hint = "release another one: a release that was rolled back does not return"
-            raise ConfigError(f"{self._place.model_id} has no previous release on {self._target}", hint=hint)
-        require_served(self._store, self._place.model_id, self._target, mine.previous)
+            raise ConfigError(f"{self.place.model_id} has no previous release on {self.place.target}", hint=hint)
+        require_served(self.place.store, self.place.model_id, self.place.target, mine.previous)
         if trial is not None:
             self._leave_trial(trial, production)
         return self._leave_production(production, mine.previous)
@@ -186,13 +200,13 @@ class _RollBack:
     def finish_last(self) -> WayBack | None:
         """Carry out the last way back, if it is not done; returns it if so."""
         state = self._state()
-        found, trial, production = state.way_back, on_trial(self._place, state), state.production
+        found, trial, production = state.way_back, _on_trial(self.place, state), state.production
         if found is None or found.done:
             return None
         unused = trial is None or not trial.candidate_started  # the other slot; a canary there found the traffic moved
         if trial is not None and (trial.release_id, trial.began_at) == (found.left, found.began_at):
-            journal = CanaryJournal(self._store, trial.release_id, self._target)
-            end_canary(journal, self._place, lease=self._lease, by=self._by, even_promoted=True)
+            journal = CanaryJournal(self.place.store, trial.release_id, self.place.target)
+            end_canary(journal, self.place, lease=self.lease, by=self.by, even_promoted=True)
         elif production is not None and found.began_at is None and production.release_id == found.to and unused:
             self._bring_back(production, found)
         self._edit(lambda state: state.model_copy(update={"way_back": found.model_copy(update={"done": True})}))
@@ -231,61 +245,47 @@ class _RollBack:
 
     def _way_back(self, left: str, to: str, repository: ArtifactRef, began_at: float | None = None) -> WayBack:
         now = datetime.now(UTC)
-        return WayBack(left=left, to=to, by=self._by, asked_at=now, repository=repository, began_at=began_at)
+        return WayBack(left=left, to=to, by=self.by, asked_at=now, repository=repository, began_at=began_at)
 
     def _bring_back(self, production: Pointer, found: WayBack) -> None:
         """Have production answer, move the traffic, and only then stop the server of the release that was left."""
-        router, slots, slot = self._place.router, self._place.slots, production.slot
+        router, slots, slot = self.place.router, self.place.slots, production.slot
         if router is None:
-            raise RouterUnavailable("production cannot be rolled back from here", where=self._target)
-        require_served(self._store, self._place.model_id, self._target, production)
-        token, warm = token_of(self._lease, self._place), slots.alive(slot)
+            raise RouterUnavailable("production cannot be rolled back from here", where=self.place.target)
+        require_served(self.place.store, self.place.model_id, self.place.target, production)
+        token, warm = token_of(self.lease, self.place), slots.alive(slot)
         slots.replace(slot, production.repository, token)
         name_release(router, slot, production.release_id)
-        warm &= not have_answering(slots, slot, production.repository, token, seconds=self._place.patience.prove)
+        warm &= not have_answering(slots, slot, production.repository, token, seconds=self.place.patience.prove)
         if not warm:
             slots.warm_up(slot, production.repository)
-            wait_usable(router, slot, self._place.patience.usable)
+            wait_usable(router, slot, self.place.patience.usable)
         log.info(f"release {production.release_id} answers", slot=slot, was_warm=warm)
-        self._lease.check()
+        self.lease.check()
         want, state = all_to(slot, owner=f"rollback to {found.to}", epoch=token.epoch), router.read()[0]
         if not state.same_traffic(want) or state.standby is not None:
-            traffic_to(router, want, self._place.patience)
-        journal = CanaryJournal(self._store, found.left, self._target)
+            traffic_to(router, want, self.place.patience)
+        journal = CanaryJournal(self.place.store, found.left, self.place.target)
         record = journal.load()
         seconds = (record.policy if record else CanaryPolicy()).drain_seconds
-        cut = retire(self._place, other_slot(slot), found.repository, token=token, drain_seconds=seconds)
+        cut = retire(self.place, other_slot(slot), found.repository, token=token, drain_seconds=seconds)
         if record is not None and record.phase is Phase.PROMOTED:  # for reports, and for its next run
-            judgement = evidence.taken_back("in production", 100.0, self._by)
+            judgement = evidence.taken_back("in production", 100.0, self.by)
             words = "; ".join(filter(None, (judgement.summary, cut)))
-            record = record.with_event(EventKind.ROLLED_BACK, words, by=self._by, percent=0.0)
+            record = record.with_event(EventKind.ROLLED_BACK, words, by=self.by, percent=0.0)
             changes = {"phase": Phase.ROLLED_BACK, "judgement": judgement, "traffic_confirmed": True}
             journal.save(record.model_copy(update={**changes, "epoch": max(token.epoch, record.epoch + 1)}))
         log.info("production rolled back", release=found.to, slot=slot)
 
-    def _not_there(self, state: PlaceState, leaving: str) -> PlaceState:
-        """It neither serves nor is on trial: done before, or a mistake."""
-        last = self._state().way_back
-        known = (*state.taken_back, last.left) if last is not None else state.taken_back
-        if leaving and any(release_id.startswith(leaving) for release_id in known):
-            log.info(f"{leaving} was rolled back before: nothing was changed")
-            return state
-        serves = f"{state.production.release_id} serves" if state.production is not None else "nothing serves"
-        about = f", and {leaving} is not on trial" if leaving else ""
-        raise ConfigError(
-            f"{serves} on {self._target}{about}",
-            hint="nothing was moved; check with `llm-pipeline status`, then try again",
-        )
-
     def _state(self) -> PlaceState:
-        return read_place(self._store, self._target)
+        return read_place(self.place.store, self.place.target)
 
     def _edit(self, edit: Callable[[PlaceState], PlaceState]) -> None:
         def confirmed(state: PlaceState) -> PlaceState:
-            self._lease.confirm()
+            self.lease.confirm()
             return edit(state)
 
-        edit_place(self._store, self._target, confirmed)
+        edit_place(self.place.store, self.place.target, confirmed)
 
 
 def ensure_rolled_back(place: ServedPlace, release_id: str, *, leave_paused: bool = False) -> CanaryRecord | None:
@@ -328,3 +328,29 @@ def ensure_rolled_back(place: ServedPlace, release_id: str, *, leave_paused: boo
         return found is None or found.phase is not Phase.ROLLING_BACK
 
     return despite_others(attempt, lambda: wait_until(over, place.patience.confirm + _OTHERS_SECONDS))
+
+
+def _on_trial(place: ServedPlace, state: PlaceState) -> CanaryRecord | None:
+    """The canary that has not ended, or whose promotion is not settled yet.
+
+    Raises:
+        ConfigError: It is another model's.
+    """
+    record = read_canary_record(place.store, state.on_trial, place.target) if state.on_trial else None
+    production = state.production
+    if record is None or (production is not None and production.release_id == record.release_id):
+        return None
+    since = production.promoted_at if production is not None else None
+    unsettled = record.phase is Phase.PROMOTED and record.production_since == since
+    if record.settled and record.traffic_confirmed is not False and not unsettled:
+        return None
+    model = model_of_release(place.store, record.release_id)
+    if model not in (None, place.model_id):
+        hint = f"roll back {model} instead"
+        raise ConfigError(f"release {record.release_id} of {model} is on trial on {place.target}", hint=hint)
+    return record
+
+
+def _newest(trial: CanaryRecord | None, production: Pointer | None) -> str:
+    """The release that a rollback without a name leaves; empty when there is none."""
+    return trial.release_id if trial is not None else production.release_id if production is not None else ""

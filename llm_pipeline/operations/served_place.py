@@ -13,14 +13,13 @@ from typing import TypeVar
 from llm_pipeline.base.errors import ConfigError, Fenced, PipelineError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.quantities import duration
-from llm_pipeline.canary.record import LEASE_SECONDS, CanaryRecord, Phase, latest_canary, lease_name, read_canary_record
+from llm_pipeline.canary.record import LEASE_SECONDS, CanaryRecord, Phase, lease_name
 from llm_pipeline.canary.router import Patience, SlotName, TrafficRouter, all_to, open_router, router_as_it_is
 from llm_pipeline.canary.slots import ServedPlace, slot_servers, slots_of
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
-from llm_pipeline.store.place_state import PlaceState, Pointer, edit_place, read_place
-from llm_pipeline.store.references import model_of_release
+from llm_pipeline.store.place_state import Pointer, read_place
 
 log = get_logger(__name__)
 
@@ -76,11 +75,6 @@ def is_moving(record: CanaryRecord | None, production: Pointer) -> bool:
 
 RECENT_SECONDS = 900.0
 """A guard whose last heartbeat is older than this counts as not running."""
-
-
-def record_heartbeat(store: ArtifactStore, target: str, at: float) -> None:
-    """Record that the guard checks a target, in seconds since 1970."""
-    edit_place(store, target, lambda state: state.model_copy(update={"guarded_at": at}))
 
 
 def last_heard(store: ArtifactStore, target: str) -> float | None:
@@ -157,40 +151,3 @@ def start_router(deployment: Deployment, target: str, production: SlotName) -> T
 
 def _router_state(deployment: Deployment, target: str) -> Path:
     return Path(deployment.state_root) / target / "router"
-
-
-def on_trial(place: ServedPlace, state: PlaceState) -> CanaryRecord | None:
-    """The canary that has not ended, or whose promotion is not settled yet.
-
-    Raises:
-        ConfigError: It is another model's.
-    """
-    record = read_canary_record(place.store, state.on_trial, place.target) if state.on_trial else None
-    production = state.production
-    if record is None or (production is not None and production.release_id == record.release_id):
-        return None
-    since = production.promoted_at if production is not None else None
-    unsettled = record.phase is Phase.PROMOTED and record.production_since == since
-    if record.settled and record.traffic_confirmed is not False and not unsettled:
-        return None
-    model = model_of_release(place.store, record.release_id)
-    if model not in (None, place.model_id):
-        hint = f"roll back {model} instead"
-        raise ConfigError(f"release {record.release_id} of {model} is on trial on {place.target}", hint=hint)
-    return record
-
-
-def newest(trial: CanaryRecord | None, production: Pointer | None) -> str:
-    """The release that a rollback without a name leaves; empty when there is none."""
-    return trial.release_id if trial is not None else production.release_id if production is not None else ""
-
-
-def left_for(place: ServedPlace, production: Pointer) -> str | None:
-    """The release that was taken back last, if this production is there because of that."""
-    record = latest_canary(place.store, place.target)
-    ended = record is not None and record.phase is Phase.ROLLED_BACK
-    if record is not None and ended and record.production_since == production.promoted_at:
-        return record.release_id
-    last = read_place(place.store, place.target).way_back
-    served = last is not None and last.to == production.release_id and production.promoted_at >= last.asked_at
-    return last.left if last is not None and served else None

@@ -24,10 +24,8 @@ from llm_pipeline.base.errors import ExitCode, IntegrityError, PipelineError
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.record import CanaryRecord, Phase, read_canary_record, standing_pause
-from llm_pipeline.canary.router import ALL, RouterCondition, RouteState, SlotName, TellsCondition
+from llm_pipeline.canary.router import ALL, RouterCondition, RouteState, SlotName, StartedRouter
 from llm_pipeline.canary.slots import (
-    OpenAiSlots,
-    SlotControl,
     generates,
     slot_endpoint,
     slot_servers,
@@ -45,12 +43,12 @@ from llm_pipeline.operations.served_place import (
     require_place_of,
     router_here,
 )
-from llm_pipeline.operations.staging import STAGING
+from llm_pipeline.operations.switching import STAGING
 from llm_pipeline.release_progress import ReleaseProgress
-from llm_pipeline.serving.ports import LOOPBACK
+from llm_pipeline.serving.ports import loopback_endpoint
 from llm_pipeline.serving.triton_server import find_server
 from llm_pipeline.store.artifact_store import ArtifactStore
-from llm_pipeline.store.place_state import PlaceState, Pointer, Serving, read_place, serving_at
+from llm_pipeline.store.place_state import PlaceState, Pointer, read_place, serving_at
 
 ServerCondition = Literal["answers", "is running but gives no answer", "has ended", "stopped"]
 
@@ -282,147 +280,113 @@ def _look_at(store: ArtifactStore, deployment: Deployment, place: str) -> PlaceS
         known = read_place(store, place)
     except IntegrityError as error:
         return PlaceStatus(place=place, health=Health.DEGRADED, problems=(str(error),))
+    bare = PlaceStatus(
+        place=place,
+        health=Health.ELSEWHERE if known.production is not None else Health.EMPTY,
+        model_id=known.model_id,
+        production=known.production,
+        previous=known.way_back_to,
+    )
+    if not (Path(deployment.state_root) / place).is_dir():
+        return bare
     try:
-        return _Look(store, deployment, place).status(known)
+        return bare.model_copy(update=_found_here(store, deployment, place, known))
     except PipelineError as error:
         return PlaceStatus(place=place, health=Health.DEGRADED, problems=(str(error),))
 
 
-class _Look:
-    """One look at one place."""
-
-    def __init__(self, store: ArtifactStore, deployment: Deployment, place: str) -> None:
-        self._store, self._deployment, self._place = store, deployment, place
-        self._config = deployment.places[place]
-        self._root = Path(deployment.state_root)
-
-    def status(self, known: PlaceState) -> PlaceStatus:
-        bare = PlaceStatus(
-            place=self._place,
-            health=Health.ELSEWHERE if known.production is not None else Health.EMPTY,
-            model_id=known.model_id,
-            production=known.production,
-            previous=known.way_back_to,
-        )
-        if not (self._root / self._place).is_dir():
-            return bare
-        record = read_canary_record(self._store, known.on_trial, self._place) if known.on_trial else None
-        on_trial = record if record is not None and not record.settled else None
-        router, traffic = self._router()
-        names, heard = release_names(known, record), last_heard(self._store, self._place)
-        slots = slots_of(self._store, self._deployment, self._place)
-        servers = {slot: self._server(slots, slot, names, traffic) for slot in slot_servers(self._config)}
-        stopped = is_stopped(servers, router, router_is_ours=bool(self._config.router.ports_here()))
-        problems: list[str] = []
-        if not stopped:
-            digests = {slot: server.digest or None for slot, server in servers.items()}
-            problems += disagreements(known, record, traffic, digests)
-            problems += not_running(known, servers, router)
-        if on_trial is not None and not is_recent(heard):
-            problems.append(f"the canary of {on_trial.release_id} is running, and no guard watches it")
-        health = judge_health(known, servers, router, problems, stopped=stopped)
-        if health is Health.DEAD and self._users_are_answered():  # a busy server answers them, and no short question
-            health = Health.DEGRADED
-        elif known.production is not None and all(server.condition != "answers" for server in servers.values()):
-            problems += [] if stopped else [_ALL_DEAD]
-        staged, ask = find_server(self._root / self._place / STAGING), ""
-        shown = [*servers.values()]
-        if isinstance(self._config.staging, ServerPorts) and staged is not None:
-            address = f"http://{LOOPBACK}:{self._config.staging.openai}"
-            condition: ServerCondition = "answers" if staged.ready else "is running but gives no answer"
-            shown.append(_server(STAGING, condition, address, names, staged.digest, since=staged.started_at))
-        if known.production is not None:
-            server = find_server(slot_state(self._root, self._place, known.production.slot))
-            ask = curl_line(self._config, server.about if server else None)
-        found = {
-            "health": health,
-            "on_trial": on_trial.release_id if on_trial is not None else "",
-            "on_trial_phase": on_trial.phase.value if on_trial is not None else "",
-            "pause": standing_pause(known, on_trial) if on_trial is not None else "",
-            "servers": tuple(shown),
-            "router": router,
-            "ask": ask,
-            "guard_heard_seconds": heard,
-            "problems": tuple(problems),
-        }
-        return bare.model_copy(update=found)
-
-    def _users_are_answered(self) -> bool:
-        """Whether the router answers what a user asks, where its address is known here."""
-        url = self._config.router.users_url()
-        if not url:
-            return False
-        certificate = self._config.router.users_certificate() or None
-        asked = slot_endpoint(self._config.blue).model_copy(update={"url": url, "ca_file": certificate})
-        try:
-            return asyncio.run(generates(asked))
-        except PipelineError:
-            return False
-
-    def _server(
-        self, slots: SlotControl, slot: SlotName, names: Mapping[str, str], traffic: RouteState | None
-    ) -> ServerStatus:
-        """A server of this host by its process record, or one that somebody else starts by what it was taken for."""
-        server, ended, digest, since = slot_servers(self._config)[slot], slots.ended(slot), "", None
-        if isinstance(server, ServerPorts):
-            running, address = find_server(self._root / self._place / slot), f"http://{LOOPBACK}:{server.openai}"
-            if running is not None:
-                digest, since = running.digest, running.started_at
-        else:
-            address = server.endpoint.url
-            digest = slots.taken_for(slot) if isinstance(slots, OpenAiSlots) else ""
+def _found_here(store: ArtifactStore, deployment: Deployment, place: str, known: PlaceState) -> dict[str, object]:
+    """What the host of a place's servers shows of it."""
+    config, root, production = deployment.places[place], Path(deployment.state_root), known.production
+    record = read_canary_record(store, known.on_trial, place) if known.on_trial else None
+    on_trial = record if record is not None and not record.settled else None
+    names = {record.repository.digest: record.release_id} if record is not None else {}
+    names |= {one.repository.digest: one.release_id for one in (known.previous, production) if one is not None}
+    router, traffic = _router(deployment, place)
+    slots, heard = slots_of(store, deployment, place), last_heard(store, place)
+    servers: dict[SlotName, ServerStatus] = {}
+    for slot, server in slot_servers(config).items():
+        digest, running = slots.served(slot), find_server(slot_state(root, place, slot))
         condition: ServerCondition = "is running but gives no answer" if digest else "stopped"
-        if ended:
+        if slots.ended(slot):
             condition = "has ended"
         elif digest and slots.answers(slot):
             condition = "answers"
-        share = traffic.weights.get(slot, 0) / 100 if traffic is not None else None
-        return _server(slot, condition, address, names, digest, since=since, share=share)
+        servers[slot] = ServerStatus(
+            slot=slot,
+            condition=condition,
+            address=slot_endpoint(server).url,
+            release_id=names.get(digest, digest[:_SHOWN_DIGITS]),
+            digest=digest,
+            traffic_percent=traffic.weights.get(slot, 0) / 100 if traffic is not None else None,
+            since=running.started_at if running is not None else None,
+        )
+    stopped = is_stopped(servers, router, router_is_ours=bool(config.router.ports_here()))
+    problems: list[str] = []
+    if not stopped:
+        digests = {slot: server.digest or None for slot, server in servers.items()}
+        problems += disagreements(known, record, traffic, digests)
+        problems += not_running(known, servers, router)
+    if on_trial is not None and not is_recent(heard):
+        problems.append(f"the canary of {on_trial.release_id} is running, and no guard watches it")
+    health = judge_health(known, servers, router, problems, stopped=stopped)
+    if health is Health.DEAD and _users_are_answered(config):  # a busy server answers them, and no short question
+        health = Health.DEGRADED
+    elif production is not None and not stopped and all(one.condition != "answers" for one in servers.values()):
+        problems.append(_ALL_DEAD)
+    staged, shown, ask = find_server(root / place / STAGING), [*servers.values()], ""
+    if isinstance(config.staging, ServerPorts) and staged is not None:
+        staging = ServerStatus(
+            slot=STAGING,
+            condition="answers" if staged.ready else "is running but gives no answer",
+            address=loopback_endpoint(config.staging).url,
+            release_id=names.get(staged.digest, staged.digest[:_SHOWN_DIGITS]),
+            digest=staged.digest,
+            since=staged.started_at,
+        )
+        shown.append(staging)
+    if production is not None:
+        serving = find_server(slot_state(root, place, production.slot))
+        ask = curl_line(config, serving.about if serving else None)
+    return {
+        "health": health,
+        "on_trial": on_trial.release_id if on_trial is not None else "",
+        "on_trial_phase": on_trial.phase.value if on_trial is not None else "",
+        "pause": standing_pause(known, on_trial) if on_trial is not None else "",
+        "servers": tuple(shown),
+        "router": router,
+        "ask": ask,
+        "guard_heard_seconds": heard,
+        "problems": tuple(problems),
+    }
 
-    def _router(self) -> tuple[RouterStatus, RouteState | None]:
-        place, router, traffic = self._config.router, router_here(self._deployment, self._place), None
-        with contextlib.suppress(PipelineError):
-            traffic = router.read()[0] if router is not None else None
-        condition: RouterCondition = "runs" if traffic is not None else "cannot be read"
-        if router is None:
-            condition = "never started"
-        elif isinstance(router, TellsCondition):
-            condition = router.condition()
-        found = RouterStatus(kind=place.kind, condition=condition, address=place.users_url())
-        if traffic is not None:
-            standby, candidate = traffic.standby or "", traffic.candidate or ""
-            told = {"told_by": traffic.owner, "candidate": candidate, "standby": standby}
-            found = found.model_copy(update=told)
-        return found, traffic
+
+def _users_are_answered(place: TargetPlace) -> bool:
+    """Whether the router answers what a user asks, where its address is known here."""
+    url, certificate = place.router.users_url(), place.router.users_certificate() or None
+    if not url:
+        return False
+    asked = slot_endpoint(place.blue).model_copy(update={"url": url, "ca_file": certificate})
+    try:
+        return asyncio.run(generates(asked))
+    except PipelineError:
+        return False
 
 
-def _server(
-    slot: str,
-    condition: ServerCondition,
-    address: str,
-    names: Mapping[str, str],
-    digest: str,
-    *,
-    since: datetime | None,
-    share: float | None = None,
-) -> ServerStatus:
-    release_id = names.get(digest, digest[:_SHOWN_DIGITS])
-    return ServerStatus(
-        slot=slot,
-        condition=condition,
-        address=address,
-        release_id=release_id,
-        digest=digest,
-        traffic_percent=share,
-        since=since,
-    )
-
-
-def release_names(known: PlaceState, record: CanaryRecord | None) -> Mapping[str, str]:
-    """Releases by the digests of their repositories; of two with the same one production's name counts."""
-    names = {record.repository.digest: record.release_id} if record is not None else {}
-    pointers = (known.previous, known.production)
-    return names | {one.repository.digest: one.release_id for one in pointers if one is not None}
+def _router(deployment: Deployment, name: str) -> tuple[RouterStatus, RouteState | None]:
+    place, router, traffic = deployment.places[name].router, router_here(deployment, name), None
+    with contextlib.suppress(PipelineError):
+        traffic = router.read()[0] if router is not None else None
+    condition: RouterCondition = "runs" if traffic is not None else "cannot be read"
+    if router is None:
+        condition = "never started"
+    elif isinstance(router, StartedRouter):
+        condition = router.condition()
+    found = RouterStatus(kind=place.kind, condition=condition, address=place.users_url())
+    if traffic is not None:
+        told = {"told_by": traffic.owner, "candidate": traffic.candidate or "", "standby": traffic.standby or ""}
+        found = found.model_copy(update=told)
+    return found, traffic
 
 
 def is_stopped(servers: Mapping[SlotName, ServerStatus], router: RouterStatus, *, router_is_ours: bool = True) -> bool:
@@ -485,12 +449,17 @@ def last_words(flow: ReleaseProgress, verdict: Verdict) -> Iterator[str]:
     facts: list[tuple[str, str]] = []
     for place in dict.fromkeys(flow.record.place_of(target) for target in flow.targets):
         serving = serving_at(flow.store, place)
-        facts.append((f"{place} serves", _who(serving, release_id)))
-        if serving is not None:
-            server = find_server(slot_state(Path(flow.deployment.state_root), place, serving.pointer.slot))
-            facts.append(("ask it", curl_line(flow.deployment.places[place], server.about if server else None)))
+        if serving is None:
+            facts.append((f"{place} serves", "nothing"))
+            continue
+        pointer = serving.pointer
+        known = "this release" if pointer.release_id == release_id else f"{pointer.release_id}, as before"
+        facts.append((f"{place} serves", f"{known} ({serving.model_id}, {pointer.recipe}, in {pointer.slot})"))
+        server = find_server(slot_state(Path(flow.deployment.state_root), place, pointer.slot))
+        facts.append(("ask it", curl_line(flow.deployment.places[place], server.about if server else None)))
     report = flow.find("report")
-    facts.append(("report", _readable(str(report.metrics.get("report", ""))) if report else ""))
+    uri = urlsplit(str(report.metrics.get("report", "")) if report else "")
+    facts.append(("report", str(Path(unquote(uri.path))) if uri.scheme == "file" else uri.geturl()))
     yield f"{release_id}: {verdict}{verdict.see}"
     yield from (f"  {line}" for line in labelled(facts))
 
@@ -502,12 +471,17 @@ def curl_line(place: TargetPlace, spoken: EndpointDescription | None) -> str:
         place: The place.
         spoken: What is said of the model of our own server there; None where none is known.
     """
-    address = place.router.users_url()
+    what: Mapping[str, object] = {"prompt": _PROMPT}
+    route, model = "completions", None if spoken is None else spoken.model
+    if spoken is not None and spoken.chat.template is not None:
+        route, what = "chat/completions", {"messages": [{"role": "user", "content": _PROMPT}]}
+    elif isinstance(place.blue, OpenAiSlot):
+        model = place.blue.endpoint.openai_model
+    asked, address, certificate = _asked(route, model, what), place.router.users_url(), place.router.users_certificate()
     if not address:
-        return f"curl -sS -i https://YOUR-ROUTE{_question(place, spoken)}"
-    certificate = place.router.users_certificate()
+        return f"curl -sS -i https://YOUR-ROUTE{asked}"
     trusted = f" --cacert {shlex.quote(certificate)}" if certificate else ""
-    return f"{_CURL}{trusted} {address}{_question(place, spoken)}"
+    return f"{_CURL}{trusted} {address}{asked}"
 
 
 def curl_line_at(address: str) -> str:
@@ -515,30 +489,6 @@ def curl_line_at(address: str) -> str:
     return f"{_CURL} {address}{_asked('completions', None, {'prompt': _PROMPT})}"
 
 
-def _question(place: TargetPlace, spoken: EndpointDescription | None) -> str:
-    if spoken is not None and spoken.chat.template is not None:
-        return _asked("chat/completions", spoken.model, {"messages": [{"role": "user", "content": _PROMPT}]})
-    if isinstance(place.blue, OpenAiSlot):
-        model = place.blue.endpoint.openai_model
-    else:
-        model = None if spoken is None else spoken.model
-    return _asked("completions", model, {"prompt": _PROMPT})
-
-
 def _asked(route: str, model: str | None, what: Mapping[str, object]) -> str:
     body = json.dumps({**({"model": model} if model else {}), **what, "max_tokens": _TOKENS})
     return f"/v1/{route} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
-
-
-def _who(serving: Serving | None, release_id: str) -> str:
-    if serving is None:
-        return "nothing"
-    pointer = serving.pointer
-    known = "this release" if pointer.release_id == release_id else f"{pointer.release_id}, as before"
-    return f"{known} ({serving.model_id}, {pointer.recipe}, in {pointer.slot})"
-
-
-def _readable(uri: str) -> str:
-    """A path where it is a file of this host."""
-    parts = urlsplit(uri)
-    return str(Path(unquote(parts.path))) if parts.scheme == "file" else uri

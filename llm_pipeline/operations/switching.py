@@ -2,36 +2,36 @@
 
 `stop_all` ends everything that releases left serving on this host, so that nobody has to look for process ids:
 production, a release on trial, what is staged, and stages whose run has ended. A release that is on its way keeps its
-staging server and its stages: whoever runs it ends them.
+staging server and its stages: whoever runs it ends them. The staging server is started and stopped by hand, too: a
+packaged release for a look.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from llm_pipeline.base import detached
 from llm_pipeline.base.directory_listing import list_directory
-from llm_pipeline.base.errors import ConfigError, PipelineError
+from llm_pipeline.base.errors import ConfigError, PipelineError, from_document
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.canary.evidence import all_ended
 from llm_pipeline.canary.moving import LEFT_ALONE, end_canary, have_answering, retire, token_of, traffic_to
-from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, latest_canary
+from llm_pipeline.canary.record import CanaryJournal, Phase, latest_canary
 from llm_pipeline.canary.router import (
     ALL,
-    Patience,
+    SLOTS,
     RouterUnavailable,
-    SlotName,
     StartedRouter,
     TrafficRouter,
     all_to,
     name_release,
 )
-from llm_pipeline.canary.slots import ServedPlace, slot_servers, slot_state
+from llm_pipeline.canary.slots import ServedPlace, slot_servers
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.server_place import ServerPorts
 from llm_pipeline.operations.rollback import roll_back
@@ -44,8 +44,12 @@ from llm_pipeline.operations.served_place import (
     router_here,
     start_router,
 )
-from llm_pipeline.operations.staging import on_its_way, places_of, stop_staging
+from llm_pipeline.release.claim import Claimant, LocalProcess, readable_claims
+from llm_pipeline.release.contract import StageFailure, StageResult
+from llm_pipeline.release.execute import execute
+from llm_pipeline.release.record import read_release_record
 from llm_pipeline.release.trusted_pointers import require_served
+from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.serving.triton_server import find_server, stop_server
 from llm_pipeline.store import open_store
 from llm_pipeline.store.artifact_store import ArtifactStore
@@ -56,6 +60,9 @@ log = get_logger(__name__)
 
 DRAIN_SECONDS = 30.0
 _CLOSING_SECONDS = 5.0
+_STAGE_SECONDS = 20.0
+STAGING, COMPARISON = "staging", "comparison"
+"""Directories of their servers, in that of a place."""
 
 
 def start_production(store: ArtifactStore, deployment: Deployment, place: str) -> Serving:
@@ -105,20 +112,12 @@ def start(place: ServedPlace, opened: Callable[[Pointer], TrafficRouter]) -> Ser
             return serving
         if record is not None and record.phase is Phase.PROMOTED and is_moving(record, pointer) and lost:
             place.slots.ensure(record.candidate, record.repository, token)  # it has users, and is about to be settled
-        _send_users(record, serving, router, place.patience, epoch=token.epoch)
+        state = router.read()[0]
+        alone = state.candidate is None and state.weights.get(pointer.slot) == ALL
+        if not alone and not is_moving(record, pointer):  # a canary has its share by right
+            want = all_to(pointer.slot, owner=f"start of {pointer.release_id}", epoch=token.epoch)
+            traffic_to(router, want, place.patience)
     return serving
-
-
-def _send_users(
-    record: CanaryRecord | None, serving: Serving, router: TrafficRouter, patience: Patience, *, epoch: int
-) -> None:
-    """All traffic to production, unless a canary has its share by right."""
-    state = router.read()[0]
-    alone = state.candidate is None and state.weights.get(serving.pointer.slot) == ALL
-    if alone or is_moving(record, serving.pointer):
-        return
-    owner = f"start of {serving.pointer.release_id}"
-    traffic_to(router, all_to(serving.pointer.slot, owner=owner, epoch=epoch), patience)
 
 
 def stop_production(
@@ -140,61 +139,32 @@ def stop_production(
     Raises:
         PlaceBusy: Somebody else acts on the place now.
     """
-    here = place_as_it_is(store, deployment, "", place)
-    return stop(here, lambda: _running(deployment, place), drain_seconds=drain_seconds)
+    return stop(place_as_it_is(store, deployment, "", place), drain_seconds=drain_seconds)
 
 
-def stop(
-    place: ServedPlace, running: Callable[[], Mapping[SlotName, ArtifactRef]], *, drain_seconds: float
-) -> Sequence[str]:
-    """`stop_production`, by a place's parts.
-
-    Args:
-        place: With its router as it is, running or not.
-        running: What each slot's server was started with, of those that run.
-        drain_seconds: Longest wait for requests in flight.
-    """
+def stop(place: ServedPlace, *, drain_seconds: float) -> Sequence[str]:
+    """`stop_production`, by a place's parts, with its router as it is, running or not."""
     with acting(place.store, place.target) as lease:
-        token = token_of(lease, place)
-        stopped = list(_close(place.router, drain_seconds))
-        quick = replace(place, patience=Patience(drain=drain_seconds))
-        for slot, repository in {**_wanted(place), **running()}.items():
-            was_running = place.slots.alive(slot)
-            words = retire(quick, slot, repository, token=token, drain_seconds=drain_seconds)
+        token, router, stopped = token_of(lease, place), place.router, []
+        if isinstance(router, StartedRouter):  # one of this package; others are left alone
+            if router.runs:
+                stopped.append("the router")
+                with suppress(RouterUnavailable):
+                    router.close()
+                    wait_until(lambda: not router.in_flight(), max(drain_seconds, _CLOSING_SECONDS))
+            router.stop()
+        state, slots = read_place(place.store, place.target), place.slots
+        known = (state.previous, state.production)  # what should serve: the guard must not start what ended before
+        served = {pointer.slot: pointer.repository for pointer in known if pointer is not None}
+        for slot in SLOTS:
+            if digest := slots.served(slot):
+                served[slot] = ArtifactRef(kind="model_repository", digest=digest)
+        for slot, repository in served.items():
+            was_running = slots.alive(slot)
+            words = retire(place, slot, repository, token=token, drain_seconds=drain_seconds)
             if was_running and words != LEFT_ALONE:
                 stopped.append(f"the server in {slot}")
         return stopped
-
-
-def _close(router: TrafficRouter | None, drain_seconds: float) -> Iterator[str]:
-    """Stop a router of this package after its requests have ended; others are left alone."""
-    if not isinstance(router, StartedRouter):
-        return
-    running = router.runs
-    if running:
-        with suppress(RouterUnavailable):
-            router.close()
-            wait_until(lambda: not router.in_flight(), max(drain_seconds, _CLOSING_SECONDS))
-    router.stop()
-    if running:
-        yield "the router"
-
-
-def _wanted(place: ServedPlace) -> dict[SlotName, ArtifactRef]:
-    """What should serve in each slot: a server that ended must not be started again by the guard."""
-    state = read_place(place.store, place.target)
-    known = (state.previous, state.production)
-    return {pointer.slot: pointer.repository for pointer in known if pointer is not None}
-
-
-def _running(deployment: Deployment, place: str) -> dict[SlotName, ArtifactRef]:
-    root = Path(deployment.state_root)
-    found = {slot: find_server(slot_state(root, place, slot)) for slot in slot_servers(deployment.places[place])}
-    return {
-        slot: ArtifactRef(kind="model_repository", digest=server.digest)
-        for slot, server in found.items()
-        if server is not None
-    }
 
 
 def end_here(deployment: Deployment, place: str) -> None:
@@ -210,11 +180,8 @@ def end_here(deployment: Deployment, place: str) -> None:
     router = router_here(deployment, place)
     if isinstance(router, StartedRouter):
         router.stop()
-    for server in (*slot_servers(deployment.places[place]), "staging", "comparison"):
+    for server in (*slot_servers(deployment.places[place]), STAGING, COMPARISON):
         stop_server(state / server)
-
-
-_STAGE_SECONDS = 20.0
 
 
 def stop_all(
@@ -237,43 +204,27 @@ def stop_all(
         PlaceBusy: Somebody acts on the place now.
         PipelineError: A canary cannot be rolled back; the same call is safe again.
     """
-    _require_ours(deployment, place)
+    state = Path(deployment.state_root) / place
+    for process in map(detached.load, sorted(state.glob("*/*process.json"))):
+        if process is not None:  # refused before the first is stopped: without its router a server would serve nobody
+            detached.require_ours(process)
     stopped: list[str] = []
     if on_its_way(store, place) is None:
         for process in _left_stages(store, deployment, place):
             detached.stop(process, grace_seconds=_STAGE_SECONDS)
             stopped.append(process.name)
-    stopped += _end_trial(store, deployment, place)
-    if not (Path(deployment.state_root) / place).is_dir():
+    if not state.is_dir():
         return stopped  # its servers are on another host, where this is asked for
+    record = latest_canary(store, place)
+    if record is not None and not record.settled:
+        model = model_of_release(store, record.release_id) or read_place(store, place).model_id
+        roll_back(place_with_router(store, deployment, model, place), by="stop", leaving=record.release_id)
+        stopped.append(f"the canary of {record.release_id}")
     stopped += despite_others(lambda: stop_production(store, deployment, place, drain_seconds=drain_seconds))
     local = isinstance(deployment.places[place].staging, ServerPorts)
     if local and on_its_way(store, place) is None and stop_staging(store, deployment, place):
         stopped.append("the staging server")
     return stopped
-
-
-def _require_ours(deployment: Deployment, place: str) -> None:
-    """Refuse before the first is stopped: without its router a server of another user would serve nobody."""
-    for record in sorted((Path(deployment.state_root) / place).glob("*/*process.json")):
-        if (process := detached.load(record)) is not None:
-            detached.require_ours(process)
-
-
-def _end_trial(store: ArtifactStore, deployment: Deployment, place: str) -> Iterator[str]:
-    release_id = _left_on_trial(store, deployment, place)
-    if release_id is None:
-        return
-    model = model_of_release(store, release_id) or read_place(store, place).model_id
-    roll_back(place_with_router(store, deployment, model, place), by="stop", leaving=release_id)
-    yield f"the canary of {release_id}"
-
-
-def _left_on_trial(store: ArtifactStore, deployment: Deployment, place: str) -> str | None:
-    """The release whose canary has not ended, where its servers are on this host."""
-    record = latest_canary(store, place)
-    left = record is not None and not record.settled and (Path(deployment.state_root) / place).is_dir()
-    return record.release_id if record is not None and left else None
 
 
 def _left_stages(store: ArtifactStore, deployment: Deployment, place: str) -> Iterator[detached.DetachedProcess]:
@@ -283,3 +234,89 @@ def _left_stages(store: ArtifactStore, deployment: Deployment, place: str) -> It
         if place in places_of(store, release.name):
             found = [detached.load(record) for record in sorted(release.glob("*/*/process.json"))]
             yield from (process for process in found if process is not None and process.alive)
+
+
+def start_staging(store: ArtifactStore, deployment: Deployment, place: str, release_id: str) -> StageResult:
+    """Serve a packaged release on the staging server and probe it, as its run does.
+
+    Raises:
+        ConfigError: The release has no target for the place.
+        MissingResult: It has not been packaged.
+        PipelineError: It does not start; another release that is staged is left alone.
+    """
+    refuse_in_use(store, place, release_id)
+    return _stage(deployment, place, release_id, "staging")
+
+
+def stop_staging(store: ArtifactStore, deployment: Deployment, place: str, *, release_id: str = "") -> bool:
+    """Stop what is staged at a place, with a comparison's server; returns whether a staging server ran.
+
+    Args:
+        store: The deployment's.
+        deployment: Where the place is.
+        place: Which of its places.
+        release_id: What is staged; a server of this host is found without it.
+
+    Raises:
+        ConfigError: A release is on its way and may be measured there, or the server is none of this host and no
+            release is named.
+    """
+    refuse_in_use(store, place)
+    ports, root = deployment.places[place].staging, Path(deployment.state_root) / place
+    if isinstance(ports, ServerPorts):
+        was_running = find_server(root / STAGING) is not None
+        for server in (STAGING, COMPARISON):
+            stop_server(root / server)
+        return was_running
+    if not release_id:
+        raise ConfigError(f"the staging server of {place} is not on this host", hint="name its release: --release")
+    return bool(_stage(deployment, place, release_id, "staging_down").metrics["was_running"])
+
+
+def _stage(deployment: Deployment, place: str, release_id: str, stage: str) -> StageResult:
+    flow = ReleaseProgress.open(deployment, release_id).here(deployment)
+    target = flow.record.target_at(place)
+    if target not in flow.targets:
+        raise ConfigError(f"release {release_id} has no target for {place}", hint=f"it has {', '.join(flow.targets)}")
+    outcome = execute(flow.request(stage, target))
+    if isinstance(outcome, StageFailure):
+        raise from_document(outcome.error)
+    return outcome
+
+
+def refuse_in_use(store: ArtifactStore, place: str, release_id: str = "") -> None:
+    """Refuse what would disturb a release that is on its way at a place; `release_id` itself is not disturbed.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    holder = on_its_way(store, place)
+    if holder is not None and holder.release_id != release_id:
+        raise ConfigError(
+            f"{holder} is running and may be measured at {place}",
+            hint="wait for it, or stop that run; `llm-pipeline claims --free MODEL` frees the claim of a dead one",
+        )
+
+
+def on_its_way(store: ArtifactStore, place: str) -> Claimant | None:
+    """The release that may be measured at a place now; None for none.
+
+    What waits for a person computes and serves nothing, and a process of this host that has ended goes no further.
+    """
+    for state in readable_claims(store)[0].values():
+        holder = state.holder
+        if holder is None or holder.parked or not holder.release_id:
+            continue
+        dead = isinstance(holder.party, LocalProcess) and holder.party.alive is False
+        if not dead and place in places_of(store, holder.release_id):
+            return holder
+    return None
+
+
+def places_of(store: ArtifactStore, release_id: str) -> set[str]:
+    """Where a release's targets are served; nowhere for one whose record cannot be read."""
+    try:
+        record = read_release_record(store, release_id)
+    except PipelineError:
+        return set()
+    return {record.place_of(target.name) for target in record.release.targets}

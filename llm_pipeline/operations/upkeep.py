@@ -21,7 +21,7 @@ from datetime import UTC, datetime, timedelta
 from llm_pipeline.base.errors import PipelineError, Terminal, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.canary.moving import epoch_above, have_answering, retire, standby_after, token_of, traffic_to
+from llm_pipeline.canary.moving import epoch_above, have_answering, retire, token_of, traffic_to
 from llm_pipeline.canary.record import CanaryRecord, Phase, latest_canary, read_canary_record
 from llm_pipeline.canary.router import ALL, Patience, RouterUnavailable, RouteState, SlotName, TrafficRouter, all_to
 from llm_pipeline.canary.slots import ServedPlace
@@ -31,7 +31,6 @@ from llm_pipeline.operations.served_place import acting
 from llm_pipeline.release.trusted_pointers import require_served
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.artifact_store import ArtifactStore
-from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.place_state import (
     PlaceState,
     Pointer,
@@ -176,40 +175,29 @@ def send(
     log.info("all traffic is on production", release=production.release_id, standby=action.standby)
 
 
-def seen_at(place: ServedPlace, state: PlaceState) -> Seen:
-    """Look at router and servers."""
-    try:
-        traffic = place.router.read()[0] if place.router is not None else None
-    except RouterUnavailable as error:
-        log.warning("the router cannot be read", reason=str(error))
-        traffic = None
-    stands_by = False
-    if place.router is not None and state.production is not None and state.previous is not None:
-        slots = (state.production.slot, state.previous.slot)
-        asked = all_to(slots[0], owner="", epoch=0, standby=slots[1] if slots[0] != slots[1] else None)
-        stands_by = place.router.nearest(asked).standby is not None
-    known = [one for one in (state.production, state.previous) if one is not None]
-    return Seen(
-        traffic=traffic,
-        stands_by=stands_by,
-        ended=frozenset(one.slot for one in known if place.slots.ended(one.slot)),
-        serving=frozenset(one.slot for one in known if place.slots.serves(one.slot, one.repository)),
-    )
-
-
 def _wanted(place: ServedPlace, now: datetime) -> list[Action]:
-    state = read_place(place.store, place.target)
+    """Look at what is written down, at the router and at the servers, and decide."""
+    state, router, slots = read_place(place.store, place.target), place.router, place.slots
+    traffic, stands_by = None, False
+    if router is not None:
+        stands_by = router.nearest(all_to("blue", owner="", epoch=0, standby="green")).standby is not None
+        try:
+            traffic = router.read()[0]
+        except RouterUnavailable as error:
+            log.warning("the router cannot be read", reason=str(error))
+    known = [one for one in (state.production, state.previous) if one is not None]
+    ended = frozenset(one.slot for one in known if slots.ended(one.slot))
+    serving = frozenset(one.slot for one in known if slots.served(one.slot) == one.repository.digest)
     record = latest_canary(place.store, place.target)
-    return decide(state, record, seen_at(place, state), now)
+    return decide(state, record, Seen(traffic, stands_by, ended, serving), now)
 
 
 def _attempt(place: ServedPlace, action: Action, token: FencingToken) -> PipelineError | None:
-    slots, seconds = place.slots, place.patience.prove
     try:
         match action:
             case Start(pointer):
                 require_served(place.store, read_place(place.store, place.target).model_id, place.target, pointer)
-                have_answering(slots, pointer.slot, pointer.repository, token, seconds=seconds)
+                have_answering(place.slots, pointer.slot, pointer.repository, token, seconds=place.patience.prove)
             case Send() if place.router is not None:
                 send(place.store, place.target, place.router, place.patience, action, epoch=token.epoch)
             case Stop(pointer):
@@ -290,40 +278,29 @@ def promote(
         PlaceBusy: Somebody else acts on it now.
         RouterUnavailable: The routes cannot be written, or the router does not act on them; it is production.
     """
-    with acting(store, promotion.target) as lease:
-        state = _into_production(store, promotion, lease)
-        router = find_router(state.production) if state.production is not None else None
-        record = read_canary_record(store, promotion.release_id, promotion.target)
-        if router is not None and record is not None and record.phase is Phase.PROMOTED:
-            traffic = router.read()[0]
-            if traffic.candidate == record.candidate:  # stable still has its share
-                epoch = epoch_above(lease.epoch, record.epoch, traffic.epoch)
-                action = Send(standby_after(state, record), settles=True)
-                send(store, promotion.target, router, patience, action, epoch=epoch)
-    return state
-
-
-def _into_production(store: ArtifactStore, promotion: Promotion, lease: Lease) -> PlaceState:
     model_id, target, release_id = promotion.model_id, promotion.target, promotion.release_id
-    claim_place(store, target, model_id, by=release_id)
 
     def promoted(state: PlaceState) -> PlaceState:
-        serves = state.production
+        serves, record = state.production, read_canary_record(store, release_id, target)
         if serves is not None and serves.repository == promotion.repository and state.model_id == model_id:
             return state
         require_place(store, target, model_id)
         require_production_approved(store, release_id, target)
-        record = _promoted(store, promotion, state)
+        if record is None or record.phase is not Phase.PROMOTED or record.repository != promotion.repository:
+            how = "has no canary" if record is None else f"has a canary that is {record.phase}"
+            raise NotPromoted(f"release {release_id} {how} on {target}", hint="production is as it was")
+        if record.production_since != (serves.promoted_at if serves else None):
+            hint = "run the release again: its canary starts from the beginning"
+            raise NotPromoted(f"production on {target} has moved since release {release_id} was promoted", hint=hint)
         now = datetime.now(UTC)
-        production = Pointer(
-            release_id=release_id,
-            repository=promotion.repository,
-            slot=record.candidate,
-            recipe=promotion.recipe,
-            promoted_at=now,
-        )
         changes: dict[str, object] = {
-            "production": production,
+            "production": Pointer(
+                release_id=release_id,
+                repository=promotion.repository,
+                slot=record.candidate,
+                recipe=promotion.recipe,
+                promoted_at=now,
+            ),
             "previous": serves,
             "previous_model": state.model_id,
             "keep_until": now + timedelta(hours=record.policy.rollback_window_hours),
@@ -335,19 +312,15 @@ def _into_production(store: ArtifactStore, promotion: Promotion, lease: Lease) -
         log.info("production moves", release=release_id, slot=record.candidate, repository=str(promotion.repository))
         return state.model_copy(update=changes)
 
-    return edit_place(store, target, promoted)
-
-
-def _promoted(store: ArtifactStore, promotion: Promotion, state: PlaceState) -> CanaryRecord:
-    """The record of the canary that promoted it, over what serves now."""
-    target, release_id, production = promotion.target, promotion.release_id, state.production
-    record = read_canary_record(store, release_id, target)
-    if record is None or record.phase is not Phase.PROMOTED or record.repository != promotion.repository:
-        how = "has no canary" if record is None else f"has a canary that is {record.phase}"
-        raise NotPromoted(f"release {release_id} {how} on {target}", hint="production is as it was")
-    if record.production_since != (production.promoted_at if production else None):
-        raise NotPromoted(
-            f"production on {target} has moved since release {release_id} was promoted",
-            hint="run the release again: its canary starts from the beginning",
-        )
-    return record
+    with acting(store, target) as lease:
+        claim_place(store, target, model_id, by=release_id)
+        state = edit_place(store, target, promoted)
+        router = find_router(state.production) if state.production is not None else None
+        record = read_canary_record(store, release_id, target)
+        if router is not None and record is not None and record.phase is Phase.PROMOTED:
+            traffic, before = router.read()[0], state.way_back_to
+            if traffic.candidate == record.candidate:  # stable still has its share
+                standby = before.slot if before is not None and before.repository == record.stable_repository else None
+                epoch = epoch_above(lease.epoch, record.epoch, traffic.epoch)
+                send(store, target, router, patience, Send(standby, settles=True), epoch=epoch)
+    return state

@@ -11,10 +11,11 @@ golden answers. Nothing is changed by it, a damaged artifact included: the guard
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from llm_pipeline.base.errors import IntegrityError, Transient
-from llm_pipeline.base.records import Frozen
+from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.canary.slots import ChecksAnswers, SlotControl, slot_endpoint, slot_servers, slots_of
 from llm_pipeline.inspection.verification import verify_reference
 from llm_pipeline.operations.status import Health, PlaceStatus, deployment_status
@@ -58,11 +59,12 @@ def verify_place(store: ArtifactStore, deployment: Deployment, place: str) -> It
     yield from _whole(store, place)
     yield from _as_status_says(found)
     slots = slots_of(store, deployment, place)
-    for server in found.servers:
-        pointer = _pointer_of(found, server.digest)
-        for slot in slot_servers(deployment.places[place]):
-            if pointer is not None and server.slot == slot and server.condition == "answers":
-                yield from _live(slots, deployment, place, slot, pointer)
+    named = {one.repository.digest: one for one in (found.previous, found.production) if one is not None}
+    answering = {server.slot: server.digest for server in found.servers if server.condition == "answers"}
+    for slot, server in slot_servers(deployment.places[place]).items():
+        if (pointer := named.get(answering.get(slot, ""))) is not None:
+            for what, problem in _live(slots, slot, slot_endpoint(server), pointer.repository):
+                yield Check(place=place, what=f"{what} of {slot}", problem=problem)
 
 
 def summary(place: str, checks: Sequence[Check]) -> str:
@@ -115,33 +117,17 @@ def _as_status_says(found: PlaceStatus) -> Iterator[Check]:
         yield Check(place=found.place, what=f"status, {found.health}")
 
 
-def _pointer_of(found: PlaceStatus, digest: str) -> Pointer | None:
-    known = (found.production, found.previous)
-    return next((one for one in known if one is not None and one.repository.digest == digest), None)
-
-
-def _live(slots: SlotControl, deployment: Deployment, place: str, slot: SlotName, pointer: Pointer) -> Iterator[Check]:
-    """A server that runs: the digest that it states, and its golden answers."""
+def _live(slots: SlotControl, slot: SlotName, endpoint: Endpoint, repository: ArtifactRef) -> Iterator[tuple[str, str]]:
+    """What is wrong with the answers of a server that runs."""
     if isinstance(slots, ChecksAnswers):
-        yield Check(place=place, what=f"answers of {slot}", problem=slots.differs(slot, pointer.repository) or "")
+        yield "answers", slots.differs(slot, repository) or ""
         return
-    endpoint = slot_endpoint(slot_servers(deployment.places[place])[slot])
-    yield Check(place=place, what=f"digest of {slot}", problem=_trouble(lambda: _stated(endpoint, pointer)))
-    yield Check(
-        place=place,
-        what=f"golden answers of {slot}",
-        problem=_trouble(lambda: slots.warm_up(slot, pointer.repository).unlike()),
-    )
-
-
-def _trouble(look: Callable[[], str]) -> str:
-    """What a look at a server found; a server that gives no answer is a finding."""
-    try:
-        return look()
-    except (Transient, IntegrityError) as error:
-        return error.message
-
-
-def _stated(endpoint: Endpoint, pointer: Pointer) -> str:
-    require_served(endpoint, pointer.repository.digest)
-    return ""
+    looks: dict[str, Callable[[], object]] = {
+        "digest": partial(require_served, endpoint, repository.digest),
+        "golden answers": lambda: slots.warm_up(slot, repository).unlike(),
+    }
+    for what, look in looks.items():
+        try:
+            yield what, str(look() or "")
+        except (Transient, IntegrityError) as error:  # a server that gives no answer is a finding
+            yield what, error.message

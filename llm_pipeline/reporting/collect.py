@@ -65,11 +65,11 @@ def read_canary(directory: Path, target: str) -> CanaryStudy:
     Raises:
         IntegrityError: A timeline is missing or damaged.
     """
-    summary, points = read_timeline(directory)
+    summary = read_timeline(directory)
     return CanaryStudy(
         target=target,
         began_at=summary.began_at,
-        samples=tuple(points),
+        samples=summary.points,
         evidence=summary.evidence,
         events=summary.events,
     )

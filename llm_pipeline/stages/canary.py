@@ -10,7 +10,7 @@ from llm_pipeline.base.errors import Fenced
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Metric
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
-from llm_pipeline.canary.controller import CanaryController
+from llm_pipeline.canary.controller import CanaryController, CountedTraffic, LoggedTraffic, Traffic
 from llm_pipeline.canary.metrics import open_source
 from llm_pipeline.canary.record import (
     LEASE_SECONDS,
@@ -23,7 +23,6 @@ from llm_pipeline.canary.record import (
 from llm_pipeline.canary.router import Patience, TrafficRouter, access_log_of, name_release
 from llm_pipeline.canary.slots import RECOGNISED, ServedPlace, SlotControl, slot_endpoint
 from llm_pipeline.canary.timeline import write_timeline
-from llm_pipeline.canary.traffic import CountedTraffic, LoggedTraffic, Traffic
 from llm_pipeline.config.model import Fraction, Percent
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.config.release import Drill
@@ -100,7 +99,7 @@ def run(context: StageContext[CanaryConfig]) -> StageOutput:
         policy=config.policy,
         patience=patience,
     )
-    with replay or contextlib.nullcontext():
+    with replay.sending() if replay is not None else contextlib.nullcontext():
         judgement = _judge(context, plan, router, slots)
     return _output(context, judgement, replay, router, time.monotonic() - started)
 

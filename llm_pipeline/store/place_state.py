@@ -89,7 +89,6 @@ class StepApproval(Frozen):
 
     Attributes:
         run: The run of the release that it belongs to; answers of other runs do not count.
-        summary: What is asked, for people.
         asked_at: None when it was answered before it was asked.
         deadline_seconds: How long it waits for an answer.
         by: Who answered.
@@ -99,7 +98,6 @@ class StepApproval(Frozen):
     run: str
     percent: float
     question: Question
-    summary: str = ""
     asked_at: float | None = None
     deadline_seconds: float = 0.0
     answer: Answer = "waiting"

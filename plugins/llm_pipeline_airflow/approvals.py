@@ -44,7 +44,7 @@ from llm_pipeline.release.tasks import canary_subject
 from llm_pipeline.release_progress import ReleaseProgress, placement
 from llm_pipeline.runners.runners import Runners
 from llm_pipeline.store import ArtifactStore, open_store
-from llm_pipeline.store.place_state import StepApproval, place_name
+from llm_pipeline.store.place_state import StepApproval, place_name, read_place
 from llm_pipeline_airflow.claim import claim_of
 from llm_pipeline_airflow.connections import config_with_secrets, fetch_secrets
 from llm_pipeline_airflow.faults import contained, get_logger, refused
@@ -412,16 +412,15 @@ class StepApprovalOperator(DecisionOperator):
             log.info("there is nothing to compare %s with: no question is asked", flow.record.release_id)
             return None
         place = self._place(flow)
-        approval = people.ask(
-            flow.store,
-            flow.record.release_id,
-            place,
-            self.step,
+        asked = StepApproval(
+            release_id=flow.record.release_id,
             run=flow.resolved_at.isoformat(),
+            percent=self.step,
             question="begin",
-            summary=f"step {self.step:g} % begins after an approval in Airflow",
+            asked_at=time.time(),
             deadline_seconds=self.response_timeout.total_seconds() if self.response_timeout else 0.0,
         )
+        approval = people.ask(flow.store, place, asked)
         if approval.answer != "waiting":
             return self._obey(context, approval)
         self.subject = f"Move {self.step:g} % of {self.target} to {flow.record.release_id}?"
@@ -436,12 +435,12 @@ class StepApprovalOperator(DecisionOperator):
         flow = self.flow()
         asked = (flow.store, flow.record.release_id, self._place(flow), self.step)
         approval: StepApproval | None
-        if event.get("timedout"):
-            approval = people.time_out(*asked)
-        elif was_found_in_store(event):
-            approval = people.read_approval(*asked)
+        if was_found_in_store(event):
+            approval = read_place(flow.store, self._place(flow)).approval(flow.record.release_id, self.step)
         else:
             approved, by = event["chosen_options"] == [self.APPROVE], who_answered(event)
+            if event.get("timedout"):
+                approved, by = None, "nobody"
             approval = people.answer(*asked, approved=approved, by=by, run=flow.resolved_at.isoformat()).approval
         tell_canary(flow.deployment, self._place(flow), flow.record.release_id, link=page_of(context))
         return self._obey(context, approval)

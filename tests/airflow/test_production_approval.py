@@ -24,7 +24,7 @@ from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.router import Patience
 from llm_pipeline.cli import main
 from llm_pipeline.local_run import LocalRun
-from llm_pipeline.operations.decisions import NotApproved, decide, put, require_approved
+from llm_pipeline.operations.decisions import NotApproved, decide, put, require_production_approved
 from llm_pipeline.operations.upkeep import NotPromoted, Promotion, promote
 from llm_pipeline.questions import production_question
 from llm_pipeline.release.contract import StageContext
@@ -259,9 +259,9 @@ def test_who_approves_may_refuse_a_target(released, task, flow) -> None:
     assert task.params["targets"] == BOTH
     answered(task, "Approve", params_input={"targets": ["cpu-b"]})
     assert standing(flow).in_words.startswith("approved by anna for cpu-b, ")
-    require_approved(flow, "cpu-b")
+    require_production_approved(flow.store, RELEASE, "cpu-b")
     with pytest.raises(NotApproved, match="anna refused cpu-a"):
-        require_approved(flow, "cpu-a")
+        require_production_approved(flow.store, RELEASE, "cpu-a")
     order = release_dag(released.config).get_task("promotion_1.canary_5").turn
     last = {"promotion_1.settle_0": "success", "approve": "success"}
     ti = SimpleNamespace(get_task_states=lambda **_: {"r": last}, **vars(CONTEXT["ti"]))

@@ -19,13 +19,12 @@ from real_airflow import until
 
 from llm_pipeline.base import detached
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.canary.people import read_approval
 from llm_pipeline.demo.local_airflow import AirflowClient
 from llm_pipeline.operations.decisions import decide
 from llm_pipeline.release.record import read_release_record
 from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.store import open_store
-from llm_pipeline.store.place_state import Pointer
+from llm_pipeline.store.place_state import Pointer, read_place
 
 pytestmark = pytest.mark.slow
 
@@ -184,7 +183,7 @@ def test_a_person_is_asked_between_two_steps_and_a_denial_rolls_the_canary_back(
     assert sum("step 100 % of cpu-a: denied; the canary is rolled back" in line for line in log) == 1
     assert not any("Traceback" in line or "Task failed with exception" in line for line in log)
     store = open_store(f"file://{release.root}/store")
-    asked = read_approval(store, client.xcom(DAG_OF_ONE_TARGET, denied.run_id, "resolve"), "cpu-a", 100)
+    asked = read_place(store, "cpu-a").approval(client.xcom(DAG_OF_ONE_TARGET, denied.run_id, "resolve"), 100)
     assert (asked.answer, asked.by) == ("denied", "admin")
 
 

@@ -14,13 +14,13 @@ from place_here import serve
 
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
-from llm_pipeline.canary.people import answer, read_approval
+from llm_pipeline.canary.people import answer
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase
 from llm_pipeline.config.store import store_settings
 from llm_pipeline.release.contract import StageResult, Timings
 from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.store import open_store
-from llm_pipeline.store.place_state import Pointer, edit_place
+from llm_pipeline.store.place_state import Pointer, edit_place, read_place
 
 OLD, NEW = (ArtifactRef(kind="model_repository", digest=letter * 64) for letter in "ab")
 RUN = datetime(2026, 11, 1, tzinfo=UTC)
@@ -78,7 +78,7 @@ def answered(task, option: str = "Approve", *, timed_out: bool = False) -> None:
 
 
 def standing(store) -> tuple[str, str]:
-    approval = read_approval(store, "r2", "cpu-a", 100)
+    approval = read_place(store, "cpu-a").approval("r2", 100)
     return approval.answer, approval.by
 
 
@@ -153,7 +153,7 @@ def test_a_question_is_withdrawn_when_its_canary_was_rolled_back_and_a_late_answ
 def test_a_first_deployment_asks_nobody(task, store):
     store.delete_document("places/cpu-a.json")
     assert task.execute(CONTEXT) is None
-    assert read_approval(store, "r2", "cpu-a", 100) is None
+    assert read_place(store, "cpu-a").approval("r2", 100) is None
 
 
 def test_the_claim_is_kept_while_a_person_is_waited_for(task):

@@ -77,14 +77,7 @@ class ArrivingUsers:
         try:
             self.servers[await self.asks[kind]()] += 1
             self.answered[kind] += 1
-        except (
-            aiohttp.ClientError,
-            grpc.aio.AioRpcError,
-            IncompleteAnswer,
-            TimeoutError,
-            OSError,
-            ValueError,
-        ) as error:
+        except (*_FAILED, IncompleteAnswer) as error:
             self.failed[kind] += 1
             words = error.code().name if isinstance(error, grpc.aio.AioRpcError) else str(error)
             reason = f"{kind}: {type(error).__name__} {words}"[:_LONGEST_REASON]

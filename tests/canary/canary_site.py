@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -35,6 +36,13 @@ def free_ports(count: int) -> list[int]:
         if len(found) == count:
             return found
     raise AssertionError("no free ports in the range of these tests")
+
+
+def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 class Site:
@@ -82,10 +90,8 @@ class Site:
         last = f"/last/{time.monotonic_ns()}"  # the router answers it itself
         with contextlib.suppress(HTTPError):
             urlopen(self.url + last, timeout=30)
-        log, deadline = access_log_of(self.router), time.monotonic() + 60
-        while last.encode() not in self.router.files.access_log.read_bytes():
-            assert time.monotonic() < deadline, "the router writes its log"
-            time.sleep(0.02)
+        log = access_log_of(self.router)
+        until(lambda: last.encode() in self.router.files.access_log.read_bytes())
         requests, _ = log.read(since or LogCursor())
         return [request for request in requests if not request.in_flight]
 

@@ -53,7 +53,7 @@ class HttpSlots:
                 self._start(slot, repository, {"LLM_PIPELINE_DRILL": json.dumps(self.drill)} if self.drill else {})
 
     def warm_up(self, slot: SlotName, repository: ArtifactRef) -> WarmUp:  # noqa: ARG002 - the port's
-        return WarmUp(prompts=1, answered=1, matched=1, seconds=0.0)
+        return WarmUp(prompts=1, answered=1, matched=1)
 
     def alive(self, slot: SlotName) -> bool:
         process = detached.load(self.record(slot))
@@ -89,8 +89,9 @@ class HttpSlots:
             self._end(slot)
             return True
 
-    def serves(self, slot: SlotName, repository: ArtifactRef) -> bool:
-        return self._served(slot) == repository
+    def served(self, slot: SlotName) -> str:
+        found = self._served(slot)
+        return found.digest if found is not None else ""
 
     def _served(self, slot: SlotName) -> ArtifactRef | None:
         """What a live server of the slot was started with; None when nobody said."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 import time
 from collections import Counter
@@ -19,11 +18,10 @@ from http_slots import HttpSlots
 from llm_pipeline.base import detached
 from llm_pipeline.base.verdict import Judgement
 from llm_pipeline.canary.access_log import AccessLog
-from llm_pipeline.canary.controller import CanaryController
+from llm_pipeline.canary.controller import CanaryController, LoggedTraffic, Traffic
 from llm_pipeline.canary.record import CanaryJournal, CanaryPlan, CanaryRecord, Phase, lease_name, read_canary_record
 from llm_pipeline.canary.router import ALL, Patience, SlotName, TrafficRouter, all_to, other_slot
 from llm_pipeline.canary.slots import ServedPlace
-from llm_pipeline.canary.traffic import LoggedTraffic, Traffic
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.operations.rollback import ensure_rolled_back
 from llm_pipeline.store.lease import Lease
@@ -31,7 +29,7 @@ from llm_pipeline.store.place_state import Pointer
 
 USERS = Path(__file__).with_name("mixed_users.py")
 RATE = 100.0
-SHORT = Patience(write=3, confirm=2, drain=1, blind_drain=0.3)
+SHORT = Patience(write=3, confirm=2, blind_drain=0.3)
 QUICK = {
     "steps_percent": (1.0, 5.0, 25.0, 50.0, 100.0),
     "minimum_bake_seconds": 0.6,
@@ -40,6 +38,7 @@ QUICK = {
     "look_seconds": 0.1,
     "slow_ratio": 3.0,
     "on_undecided": "roll_back",
+    "drain_seconds": 1.0,
 }
 
 
@@ -52,11 +51,10 @@ class LiveSite(Site):
         self.stable: SlotName = "blue"
         self.trials = 0
 
-    def mixed_users(self, rate: float = RATE, *, wait_seconds: float = 30.0) -> None:
+    def mixed_users(self, rate: float = RATE) -> None:
         (self.root / "traffic.json").unlink(missing_ok=True)
         command = [sys.executable, str(USERS), str(self.place.port), str(rate), str(self.root / "traffic.json")]
-        log, environment = self.root / "users.log", {**os.environ, "USERS_WAIT_SECONDS": str(wait_seconds)}
-        users = detached.start("users", command, self.root / "users.json", log=log, environment=environment)
+        users = detached.start("users", command, self.root / "users.json", log=self.root / "users.log")
         self._users.append(users)
         self.await_answers(50)
 

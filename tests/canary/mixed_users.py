@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
 import sys
 from pathlib import Path
@@ -16,7 +15,7 @@ import grpc.aio
 from arriving_users import ArrivingUsers, IncompleteAnswer, serve
 
 SHARES = {"unary": 0.5, "sse": 0.3, "grpc unary": 0.2}
-ANSWER_SECONDS = float(os.environ.get("USERS_WAIT_SECONDS", "30"))
+ANSWER_SECONDS = 30.0
 """A user waits so long for a whole answer."""
 
 _RECORD_SECONDS = 0.1
@@ -30,11 +29,7 @@ class Users(ArrivingUsers):
         super().__init__(rate, SHARES, answer_seconds=ANSWER_SECONDS, keep_alive=True)
         self.url = f"http://127.0.0.1:{port}/v1/completions"
         self.address = f"127.0.0.1:{port}"
-        self.asks = {
-            "unary": self._unary,
-            "sse": self._events,
-            "grpc unary": self._grpc_unary,
-        }
+        self.asks = {"unary": self._unary, "sse": self._events, "grpc unary": self._grpc_unary}
 
     async def connect(self, stack: contextlib.AsyncExitStack) -> None:
         await super().connect(stack)

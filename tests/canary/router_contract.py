@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -40,28 +38,9 @@ def split(green: int, epoch: int = 1, **changes: Any) -> RouteState:
     return RouteState(**{**values, **changes})
 
 
-def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+class EnvoySubject:
+    """A router with all traffic on blue that nobody of ours ever wrote; `meddle` is another hand, `away` breaks it."""
 
-
-class Subject(ABC):
-    """A router with all traffic on blue that nobody of ours ever wrote."""
-
-    router: TrafficRouter
-
-    @abstractmethod
-    def meddle(self) -> None:
-        """Another hand gives each slot half of the traffic."""
-
-    @abstractmethod
-    def away(self) -> TrafficRouter:
-        """The router from now on: where it is written and read is not to be had."""
-
-
-class EnvoySubject(Subject):
     def __init__(self, router: EnvoyRouter) -> None:
         self.router: EnvoyRouter = router
         router.replace_routes(all_to("blue", owner="nobody", epoch=0))
@@ -78,7 +57,9 @@ class EnvoySubject(Subject):
         return self.router
 
 
-class KubernetesSubject(Subject):
+class KubernetesSubject:
+    """The same of a route in a cluster."""
+
     def __init__(self, api: CustomResources, plural: str, document: Document, router: TrafficRouter) -> None:
         self.api, self.plural, self.router = api, plural, router
         api.heal()
@@ -105,6 +86,9 @@ class KubernetesSubject(Subject):
     def away(self) -> TrafficRouter:
         self.api.answer(503, times=100)
         return self.router
+
+
+Subject = EnvoySubject | KubernetesSubject
 
 
 def gateway_subject(api: CustomResources) -> KubernetesSubject:

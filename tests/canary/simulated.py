@@ -7,6 +7,7 @@ before or after it, as SIGKILL would: nothing it does later has an effect either
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,14 +16,15 @@ from typing import Any
 
 from place_here import serve
 from pydantic import JsonValue
-from simulated_log import AccessLog
+from resolved_release import resolve
 
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.errors import ConfigError, Fenced, Transient
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Judgement
 from llm_pipeline.canary.access_log import LogCursor, ObservedRequest
-from llm_pipeline.canary.controller import CanaryController
+from llm_pipeline.canary.controller import CanaryController, LoggedTraffic, Traffic
+from llm_pipeline.canary.metrics import ArmWindow, Histogram, MetricsWindow, SourceDown
 from llm_pipeline.canary.record import (
     CanaryJournal,
     CanaryPlan,
@@ -33,15 +35,18 @@ from llm_pipeline.canary.record import (
 )
 from llm_pipeline.canary.router import ALL, Patience, RouterConflict, RouteState, SlotName, all_to
 from llm_pipeline.canary.slots import ServedPlace, WarmUp
-from llm_pipeline.canary.traffic import LoggedTraffic, Traffic
 from llm_pipeline.config.policy import CanaryPolicy
+from llm_pipeline.operations.guard import Guard, GuardAction
+from llm_pipeline.operations.rollback import roll_back
+from llm_pipeline.operations.status import disagreements
+from llm_pipeline.operations.upkeep import Promotion, promote
 from llm_pipeline.serving.slot_fence import FencingToken, admit, newest_token
 from llm_pipeline.store.lease import Lease
-from llm_pipeline.store.place_state import Pointer, read_place
+from llm_pipeline.store.place_state import PlaceState, Pointer, read_place
 
 STABLE = ArtifactRef(kind="model_repository", digest="a" * 64)
 CANDIDATE = ArtifactRef(kind="model_repository", digest="b" * 64)
-PATIENCE = Patience(write=0.1, confirm=0.1, prove=0.02, drain=0.1, usable=0.1, blind_drain=0.0)
+PATIENCE = Patience(write=0.1, confirm=0.1, prove=0.02, usable=0.1, blind_drain=0.0)
 MODEL = "demo/tiny"
 FIRST = Pointer(
     release_id="r0", repository=STABLE, slot="blue", recipe="none", promoted_at=datetime(2026, 1, 1, tzinfo=UTC)
@@ -53,6 +58,7 @@ POLICY = {
     "minimum_requests": 10,
     "slow_quantiles": [0.9],
     "look_seconds": 0.001,
+    "drain_seconds": 0.1,
 }
 
 LONGER = {"minimum_bake_seconds": 0.06, "maximum_bake_seconds": 5.0}
@@ -149,7 +155,7 @@ class Slots:
 
     def warm_up(self, slot: SlotName, repository: ArtifactRef) -> WarmUp:
         del slot, repository
-        return WarmUp(prompts=1, answered=1, matched=1, seconds=0.0)
+        return WarmUp(prompts=1, answered=1, matched=1)
 
     def alive(self, slot: SlotName) -> bool:
         return slot in self.site.running
@@ -157,8 +163,8 @@ class Slots:
     def ended(self, slot: SlotName) -> bool:
         return slot in self.site.serves and slot not in self.site.running | self.site.stopped
 
-    def serves(self, slot: SlotName, repository: ArtifactRef) -> bool:
-        return slot in self.site.running and self.site.serves[slot] == repository
+    def served(self, slot: SlotName) -> str:
+        return self.site.serves[slot].digest if slot in self.site.running else ""
 
     def answers(self, slot: SlotName) -> bool:
         return self.site.answers(slot)
@@ -178,6 +184,65 @@ class Slots:
             self.site.hung.discard(slot)
             self.site.stopped.add(slot)
             return True
+
+
+class AccessLog:
+    """At each look as many requests as the weights say, the candidate's with the site's share of faults."""
+
+    def __init__(self, site: Site) -> None:
+        self.site, self.count = site, 0
+
+    def end(self) -> LogCursor:
+        return LogCursor(offset=self.count)
+
+    def recent(self, since: float, most_bytes: int = 0) -> list[ObservedRequest]:
+        del since, most_bytes
+        weights = self.site.router.state.weights
+        return [self._request(max(weights, key=lambda slot: weights[slot]), number) for number in range(100)]
+
+    behind = False
+
+    def read(self, cursor: LogCursor, most_bytes: int = 0) -> tuple[list[ObservedRequest], LogCursor]:
+        del cursor, most_bytes
+        if self.site.stable_ends and self.site.router.state.weights.get("green"):
+            self.site.running.discard("blue")
+            self.site.stable_ends = False
+        weights, total = self.site.router.state.weights, self.site.requests_per_look
+        if self.site.router_ended:
+            return [], self.end()
+        self.count += total
+        requests = [
+            self._request(slot, number)
+            for slot, weight in weights.items()
+            for number in range(round(total * weight / ALL))
+        ]
+        return requests, self.end()
+
+    def _request(self, slot: SlotName, number: int) -> ObservedRequest:
+        on_trial = slot == self.site.router.state.candidate
+        fault = (on_trial and self.site.faulty) or slot not in self.site.running
+        slow = on_trial and self.site.slow
+        left = on_trial and number % 10 < 10 * self.site.abandoned
+        other: SlotName = "green" if slot == "blue" else "blue"
+        elsewhere = slot not in self.site.running and other in self.site.running
+        waits = on_trial and number % 10 < 10 * self.site.waiting
+        return ObservedRequest(
+            started_at=time.time(),
+            arm=slot,
+            on_trial=on_trial,
+            fault=fault,
+            error=fault,
+            lost=False,
+            cancelled=left,
+            in_flight=waits,
+            identity=f"{self.count}-{number}" if waits else "",
+            streaming=False,
+            first_byte_milliseconds=None if left or waits else 5.0,
+            total_milliseconds=3000.0 if left or waits else 500.0 if slow else 10.0 + number % 7,
+            server=other if elsewhere else slot,
+            truncated=None if left or waits or fault else False,
+            repetition=0.95 if on_trial and self.site.garbled else 0.1 + number % 7 / 100,
+        )
 
 
 @dataclass
@@ -233,7 +298,6 @@ class Site:
     abandoned: float = 0.0
     garbled: bool = False
     waiting: float = 0.0
-    source_down: bool = False
     store_takes: bool = True
     requests_per_look: int = 200
     policy: dict[str, Any] = field(default_factory=lambda: dict(POLICY))
@@ -339,3 +403,74 @@ class Site:
 
     def kinds(self, release: str = "r1") -> list[str]:
         return [event.kind.value for event in self.record(release).events]
+
+
+def repository(release: str) -> ArtifactRef:
+    return STABLE if release == "r0" else ArtifactRef(kind="model_repository", digest=release[-1] * 64)
+
+
+class Served(Site):
+    """A site whose production is what its pointers say; r0 is, in blue."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.policy["steps_percent"] = [50, 100]
+        self.repositories = {f"r{number}": repository(f"r{number}") for number in range(1, 6)}
+        self.serve_first()
+
+    def settle(self, release: str, model: str = MODEL) -> PlaceState:
+        resolve(self.store, release, model=model)
+        promotion = Promotion(model, "cpu", release, repository(release), "none")
+        return promote(self.store, promotion, find_router=lambda _: self.router, patience=PATIENCE)
+
+    def release(self, release: str) -> None:
+        assert self.steps(50, 100, release=release) == ["GO"] * 2
+        self.settle(release)
+
+    def roll_back(self, leaving: str = "") -> None:
+        roll_back(self.place, by="anna: it answers nonsense", leaving=leaving)
+
+    @property
+    def pointers(self) -> PlaceState:
+        return read_place(self.store, "cpu")
+
+    def serving(self) -> str:
+        """The release that users get, once everything says so."""
+        last = read_place(self.store, "cpu").on_trial
+        record = read_canary_record(self.store, last, "cpu") if last else None
+        served = {slot: self.serves[slot].digest if slot in self.running else None for slot in ("blue", "green")}
+        assert list(disagreements(self.pointers, record, self.router.state, served)) == [], self.effects
+        assert self.pointers.production is not None
+        (slot,) = self.weights()
+        assert slot == self.pointers.production.slot
+        return self.pointers.production.release_id
+
+
+def guard(site: Site, after: float = 0.0, clock_is_off: float = 0.0) -> list[GuardAction]:
+    """One pass on the guard's host after so many seconds; its clock may be wrong."""
+    return Guard(site.place, watch_seconds=0.5).guard(time.time() + after + clock_is_off)
+
+
+class Counts:
+    """Two hundred requests a window, as the weights are."""
+
+    def __init__(self, site: Site) -> None:
+        self.site, self.trouble = site, None
+        self.trouble: SourceDown | None = None
+
+    def begin(self, seconds_ago: float = 0.0) -> float:
+        return time.time() - seconds_ago
+
+    def window(self, since: float) -> MetricsWindow:
+        del since
+        if self.trouble is not None:
+            raise self.trouble
+        arms: dict[SlotName, ArmWindow] = {
+            slot: self._arm(slot, 200 * weight // ALL) for slot, weight in self.site.router.state.weights.items()
+        }
+        return arms, time.time()
+
+    def _arm(self, slot: SlotName, requests: int) -> ArmWindow:
+        errors = requests if slot == "green" and self.site.faulty else 0
+        fast = Histogram(edges=(10.0, 20.0, 50.0, 100.0, 500.0), counts=(requests,) * 5, total=requests)
+        return ArmWindow(requests=requests, errors=errors, end_to_end=fast)

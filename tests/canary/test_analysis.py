@@ -221,7 +221,6 @@ def test_slow_is_stables_quantiles_and_a_multiple_of_the_highest() -> None:
         "slow first token": [("p50", 25.0), ("p90", 45.0), ("4 x p90", 180.0)],
         "slow end": [("p50", 50.0), ("p90", 90.0), ("4 x p90", 360.0)],
     }
-    assert found.left_out == ("empty or cut answers: only 0 of stable's requests show it",)
     many = fix_thresholds([request(total=float(n)) for n in range(500)], POLICY)
     assert many is not None
     assert [limit.label for limit in many.limits["slow end"]] == ["p50", "p90", "p99", "4 x p99"]

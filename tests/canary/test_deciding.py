@@ -97,7 +97,7 @@ def cases() -> Iterator[tuple[CanaryRecord, Seen, CanaryPlan, float]]:
             found = record.model_copy(update={"pause": pause, "pause_request": hold})
             seen = Seen(
                 NOW, BY_HAND if drifts else told, candidate_runs=runs, stable_runs=passed != 50.0,
-                warm=WarmUp(prompts=2, answered=int(passed != 20.0), matched=0, seconds=1.0), thresholds=LIMITS,
+                warm=WarmUp(prompts=2, answered=int(passed != 20.0), matched=0), thresholds=LIMITS,
             )  # fmt: skip
             for answer, outcome in itertools.product(answers, outcomes):
                 looks = phase in (Phase.BAKING, Phase.PASSED)

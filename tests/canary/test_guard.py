@@ -6,35 +6,30 @@ import contextlib
 import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
+from deployment_here import write_deployment
 from place_here import serve
-from simulated import CANDIDATE, STABLE, Killed, Site
+from simulated import CANDIDATE, MODEL, STABLE, Killed, Site, guard
 
 from llm_pipeline.canary.people import answer, ask
 from llm_pipeline.canary.record import Phase, lease_name
 from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.operations import guard as guard_module
-from llm_pipeline.operations.guard import Guard, GuardAction, guard_once
+from llm_pipeline.operations.guard import Guard, guard_once
 from llm_pipeline.operations.rollback import ensure_rolled_back
 from llm_pipeline.store.lease import Lease
-from llm_pipeline.store.place_state import Pointer, read_place
+from llm_pipeline.store.place_state import Pointer, StepApproval, read_place
 
 pytestmark = pytest.mark.usefixtures("fast")
 
-MODEL = "demo/tiny"
 LATER = 400.0
 
 
 @pytest.fixture
 def site(tmp_path) -> Site:
     return Site(tmp_path)
-
-
-def guard(site: Site, after: float = 0.0, clock_is_off: float = 0.0) -> list[GuardAction]:
-    """One pass on the guard's host after so many seconds; its clock may be wrong."""
-    return Guard(site.place, watch_seconds=0.5).guard(time.time() + after + clock_is_off)
 
 
 def killed_at_20_percent(site: Site) -> None:
@@ -48,23 +43,20 @@ def killed_at_20_percent(site: Site) -> None:
     assert guard(site) == []
 
 
-def test_a_canary_without_a_controller_is_rolled_back_once_it_was_silent_for_too_long(site) -> None:
+@pytest.mark.parametrize(("unwatched", "within", "beyond"), [(300.0, 200.0, LATER), (100.0, 90.0, 200.0)])
+def test_a_canary_without_a_controller_is_rolled_back_once_it_was_silent_for_longer_than_the_policy_allows(
+    site, unwatched: float, within: float, beyond: float
+) -> None:
+    site.policy["unwatched_seconds"] = unwatched
     killed_at_20_percent(site)
-    assert guard(site, 200.0) == []
+    assert guard(site, within) == []
     assert site.weights() == {"blue": 8_000, "green": 2_000}
-    (action,) = guard(site, LATER)
+    (action,) = guard(site, beyond)
     assert (action.what, action.release_id) == ("rolled back", "r1")
     assert "no controller heartbeat for" in action.detail
     assert (site.record().phase, site.weights(), site.running) == (Phase.ROLLED_BACK, {"blue": 10_000}, {"blue"})
     assert [event.by for event in site.record().events][-2:] == ["guard", "guard"]
-    assert guard(site, 2 * LATER) == []
-
-
-def test_how_long_a_controller_may_be_silent_is_the_policys(site) -> None:
-    site.policy["unwatched_seconds"] = 100.0
-    killed_at_20_percent(site)
-    assert guard(site, 90.0) == []
-    assert [action.what for action in guard(site, 200.0)] == ["rolled back"]
+    assert guard(site, 2 * beyond) == []
 
 
 def test_the_lease_that_a_killed_controller_leaves_keeps_no_guard_away(site) -> None:
@@ -100,12 +92,6 @@ def test_a_paused_canary_that_a_person_denied_is_rolled_back_at_once(site) -> No
     assert site.weights() == {"blue": 10_000}
 
 
-def run_ends(site: Site) -> Phase:
-    """What the last task of a release's run does; the canary's phase after it."""
-    ensure_rolled_back(site.place, "r1", leave_paused=True)
-    return site.record().phase
-
-
 @pytest.mark.parametrize(
     ("guarded_seconds_ago", "phase"),
     [
@@ -126,7 +112,8 @@ def test_a_paused_canary_outlives_its_run_only_while_a_guard_looks(
         with monkeypatch.context() as patch:
             patch.setattr(time, "time", lambda: now - guarded_seconds_ago)
             assert guard(site) == []
-    assert run_ends(site) is phase
+    ensure_rolled_back(site.place, "r1", leave_paused=True)  # as the last task of a release's run does
+    assert site.record().phase is phase
 
 
 def test_a_step_that_was_approved_but_never_begun_is_rolled_back_in_the_end(site) -> None:
@@ -141,7 +128,8 @@ def test_a_step_that_was_approved_but_never_begun_is_rolled_back_in_the_end(site
 def test_the_next_step_may_wait_for_a_person_though_a_later_one_was_answered_ahead(site) -> None:
     site.policy["approve_before_percent"] = [50, 100]
     assert site.step(20).verdict == "GO"
-    ask(site.store, "r1", "cpu", 50, run="run", question="begin", summary="?", deadline_seconds=10 * LATER)
+    asked = StepApproval(release_id="r1", run="run", percent=50, question="begin", asked_at=time.time())
+    ask(site.store, "cpu", asked.model_copy(update={"deadline_seconds": 10 * LATER}))
     answer(site.store, "r1", "cpu", 100, approved=True, by="alice")
     assert guard(site) == []
     assert guard(site, LATER) == []
@@ -175,17 +163,13 @@ def test_the_version_before_stays_warm_for_its_window_and_is_stopped_then(site) 
     assert guard(site, 7200.0) == []
 
 
-def drives(site: Site) -> Lease:
-    """A controller that renews its lease."""
-    return Lease(site.store, lease_name("cpu"), seconds=0.3)
-
-
 @pytest.mark.parametrize(
     ("clock_is_off", "driven"), [(-130.0, False), (130.0, False), (-4000.0, False), (4000.0, True), (-4000.0, True)]
 )
 def test_a_guard_with_a_wrong_clock_leaves_a_healthy_canary_alone(site, clock_is_off: float, driven: bool) -> None:
     assert site.step(20).verdict == "GO"
-    with drives(site) if driven else contextlib.nullcontext():
+    renewing = Lease(site.store, lease_name("cpu"), seconds=0.3)
+    with renewing if driven else contextlib.nullcontext():
         for seconds, off in ((0.0, 0.0), (60.0, clock_is_off), (120.0, clock_is_off)):  # it is set between two passes
             assert guard(site, seconds, off) == []
     assert site.weights() == {"blue": 8_000, "green": 2_000}
@@ -240,33 +224,11 @@ def test_a_rollback_that_could_not_be_finished_is_gone_on_with(site) -> None:
     assert (site.weights(), site.running) == ({"blue": 10_000}, {"blue"})
 
 
-def deployment_of(site: Site, root: Path, *targets: str) -> Deployment:
-    def place(first: int) -> dict[str, dict[str, int]]:
-        servers = [
-            {"http": port, "grpc": port + 1, "metrics": port + 2, "openai": port + 3}
-            for port in range(first, first + 12, 4)
-        ]
-        router = {"port": first + 12, "admin_port": first + 13}
-        return dict(zip(("staging", "blue", "green"), servers, strict=True)) | {"router": router}
-
-    return Deployment.model_validate(
-        {
-            "name": "here",
-            "store": site.store.uri,
-            "work_root": str(root),
-            "state_root": str(root),
-            "environments": {},
-            "triton_home": str(root),
-            "places": {target: place(18541 + 20 * number) for number, target in enumerate(targets)},
-        }
-    )
-
-
 def _raise(*_: object, **__: object) -> None:
     raise ZeroDivisionError("a fault")
 
 
-@pytest.mark.parametrize("place", ["record_heartbeat", "keep", "carry_on"])
+@pytest.mark.parametrize("place", ["edit_place", "keep", "carry_on"])
 def test_a_fault_at_one_thing_is_told_and_the_guard_goes_on(site, monkeypatch, caplog, place) -> None:
     monkeypatch.setattr(f"llm_pipeline.operations.guard.{place}", _raise)
     (action,) = guard(site)
@@ -280,7 +242,8 @@ def test_a_fault_before_a_target_is_looked_at_leaves_the_others_guarded(site, tm
     failures = iter([True, False])
     monkeypatch.setattr(guard_module, "place_as_it_is", lambda *found: _raise() if next(failures) else real(*found))
     monkeypatch.setattr(Guard, "guard", lambda self, *_: guarded.append(self.place.target) or [])
-    actions = guard_once(site.store, deployment_of(site, tmp_path, "cpu-a", "cpu-b"))
+    written = write_deployment(tmp_path, 18541, ("cpu-a", "cpu-b"))
+    actions = guard_once(site.store, load_yaml(written, Deployment))
     assert [action.what for action in actions] == ["failed"]
     assert guarded == ["cpu-b"]
 

@@ -16,13 +16,13 @@ from test_envoy import shift, split
 from llm_pipeline.canary.router import access_log_of, all_to
 from llm_pipeline.serving.triton_server import find_server, start_server, stop_server
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (TRITON_HOME.exists() and MODEL_PYTHON.exists()), reason="no tritonserver or interpreter"),
+]
 
 JSON = {"content-type": "application/json"}
 MIB = 1024 * 1024
-TWO_TRITONS = pytest.mark.skipif(
-    not (TRITON_HOME.exists() and MODEL_PYTHON.exists()), reason="no tritonserver or no model interpreter here"
-)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,6 @@ def assert_both_serve(site: Site) -> None:
     assert site.router.usable("green")
 
 
-@TWO_TRITONS
 def test_nested_json_ends_no_server_whatever_is_around_it_and_wherever_it_is_posted(site) -> None:
     lists = b"[" * 200_000
     bodies = {
@@ -75,12 +74,10 @@ def test_nested_json_ends_no_server_whatever_is_around_it_and_wherever_it_is_pos
     assert_both_serve(site)
 
 
-@TWO_TRITONS
 def test_brackets_within_a_prompt_are_text(site) -> None:
     assert post(site, generation('[{"' * 1000 + "\\", 3)) == 200
 
 
-@TWO_TRITONS
 @pytest.mark.parametrize("on_trial", [True, False])
 def test_what_is_no_request_is_refused_and_is_nobodys_fault(site, on_trial: bool) -> None:
     shift(site, split(50) if on_trial else all_to("blue", owner="t", epoch=1))

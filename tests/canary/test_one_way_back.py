@@ -1,67 +1,27 @@
-"""Rolling back, whoever asks and whenever: one operation, done once, after which everything says the same."""
+"""Rolling back, whoever asks and whenever, and who serves meanwhile: after it everything says the same."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from resolved_release import resolve
-from simulated import PATIENCE, STABLE, Killed, Site
+from pydantic import ValidationError
+from simulated import Killed, Served, guard
 
-from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.base.errors import ConfigError, Fenced
 from llm_pipeline.canary.moving import NoWayBack
-from llm_pipeline.canary.record import Phase, judged_by_others, read_canary_record
-from llm_pipeline.operations.rollback import carry_on, ensure_rolled_back, roll_back
+from llm_pipeline.canary.record import Phase, judged_by_others, lease_name, take_over
+from llm_pipeline.canary.router import RouteState, all_to
+from llm_pipeline.operations import rollback as way_back
+from llm_pipeline.operations.rollback import carry_on, ensure_rolled_back, force
 from llm_pipeline.operations.status import disagreements
-from llm_pipeline.operations.upkeep import NotPromoted, Promotion, promote
-from llm_pipeline.store.place_state import PlaceState, read_place
+from llm_pipeline.operations.switching import start
+from llm_pipeline.operations.upkeep import NotPromoted
+from llm_pipeline.store.lease import Lease
+from llm_pipeline.store.place_state import read_place
 
 pytestmark = pytest.mark.usefixtures("fast")
-
-MODEL = "demo/tiny"
-
-
-def repository(release: str) -> ArtifactRef:
-    return STABLE if release == "r0" else ArtifactRef(kind="model_repository", digest=release[-1] * 64)
-
-
-class Served(Site):
-    """A site whose production is what its pointers say; r0 is, in blue."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.policy["steps_percent"] = [50, 100]
-        self.repositories = {f"r{number}": repository(f"r{number}") for number in range(1, 6)}
-        self.serve_first()
-
-    def settle(self, release: str) -> None:
-        resolve(self.store, release, model=MODEL)
-        promotion = Promotion(MODEL, "cpu", release, repository(release), "none")
-        promote(self.store, promotion, find_router=lambda _: self.router, patience=PATIENCE)
-
-    def release(self, release: str) -> None:
-        assert self.steps(50, 100, release=release) == ["GO"] * 2
-        self.settle(release)
-
-    def roll_back(self, leaving: str = "") -> None:
-        roll_back(self.place, by="anna: it answers nonsense", leaving=leaving)
-
-    @property
-    def pointers(self) -> PlaceState:
-        return read_place(self.store, "cpu")
-
-    def serving(self) -> str:
-        """The release that users get, once everything says so."""
-        last = read_place(self.store, "cpu").on_trial
-        record = read_canary_record(self.store, last, "cpu") if last else None
-        served = {slot: self.serves[slot].digest if slot in self.running else None for slot in ("blue", "green")}
-        assert list(disagreements(self.pointers, record, self.router.state, served)) == [], self.effects
-        assert self.pointers.production is not None
-        (slot,) = self.weights()
-        assert slot == self.pointers.production.slot
-        return self.pointers.production.release_id
 
 
 @pytest.fixture
@@ -112,7 +72,11 @@ def test_killed_anywhere_the_guard_or_the_next_one_who_asks_finishes_it_and_goes
     tmp_path, reach, every: int
 ) -> None:
     back = "r1" if reach is in_the_middle else "r0"
-    for number, site in enumerate(killed_everywhere(tmp_path, reach, every)):
+    for number, (site, boundary) in enumerate(at_each_boundary(tmp_path, reach, every)):
+        site.die_at = boundary
+        with pytest.raises(Killed):
+            site.roll_back()
+        site.buried()
         found = read_place(site.store, "cpu").way_back
         if number % 2 and found is not None and not found.done:
             assert carry_on(site.place) is not None
@@ -123,23 +87,18 @@ def test_killed_anywhere_the_guard_or_the_next_one_who_asks_finishes_it_and_goes
         assert site.lost == 0, site.effects
 
 
-def killed_everywhere(root: Path, reach: Callable[[Served], None], every: int) -> list[Served]:
+def at_each_boundary(root: Path, reach: Callable[[Served], None], every: int) -> Iterator[tuple[Served, int]]:
+    """A site that is about to roll back, and each boundary of that, counted where nothing disturbs it."""
     dry = Served(root / "dry")
     reach(dry)
-    before = dry.boundary
+    begun = dry.boundary
     dry.roll_back()
-    sites = []
-    for boundary in range(1, dry.boundary - before + 1, every):
+    assert dry.boundary - begun > 10
+    for boundary in range(1, dry.boundary - begun + 1, every):
         site = Served(root / str(boundary))
         reach(site)
         site.sent = site.lost = 0
-        site.die_at = site.boundary + boundary
-        with pytest.raises(Killed):
-            site.roll_back()
-        site.buried()
-        sites.append(site)
-    assert len(sites) > 10 / every
-    return sites
+        yield site, site.boundary + boundary
 
 
 def test_what_was_taken_back_is_never_gone_back_to(site) -> None:
@@ -213,3 +172,186 @@ def test_users_are_moved_to_a_restarted_server_once_the_router_takes_it(site, mo
     site.roll_back()
     assert site.serving() == "r0"
     assert ("blue", {"green": 10_000}) in asked
+
+
+@pytest.mark.parametrize("reach", [settled, in_the_middle])
+@pytest.mark.parametrize("every", [13, pytest.param(1, marks=pytest.mark.thorough)])
+def test_frozen_at_any_boundary_it_does_not_take_back_what_nobody_had_seen_when_it_was_asked_for(
+    tmp_path: Path, reach: Callable[[Served], None], every: int
+) -> None:
+    for site, boundary in at_each_boundary(tmp_path, reach, every):
+        woke: list[int] = []
+
+        def meanwhile(site: Served = site, woke: list[int] = woke) -> None:
+            """Its lease expires, the guard carries its way back out, and a newer release goes into production."""
+            take_over(site.store, "cpu")
+            way_back.carry_on(site.place)
+            site.release("r5")
+            woke.append(len(site.effects))
+
+        site.freeze_at, site.meanwhile = boundary, meanwhile
+        site.roll_back()
+        assert site.serving() == "r5", site.effects
+        after = [effect for effect in site.effects[woke[0] :] if effect.startswith(("start", "stop", "route"))]
+        assert after == [], site.effects
+
+
+DAY = 24 * 3600.0
+
+
+@pytest.mark.parametrize("standby", ["blue", "green"])
+def test_a_slot_with_traffic_of_its_own_stands_by_nobody(standby) -> None:
+    split = {"weights": {"blue": 5_000, "green": 5_000}, "owner": "t", "epoch": 1, "standby": standby}
+    for candidate in (None, "green"):
+        with pytest.raises(ValidationError, match="cannot stand by"):
+            RouteState.model_validate({**split, "candidate": candidate})
+    with pytest.raises(ValidationError, match="cannot stand by"):
+        all_to("blue", owner="t", epoch=1, standby="blue")
+
+
+def test_no_candidate_is_started_in_a_slot_that_stands_by(site) -> None:
+    site.release("r1")
+    stood_by, replace = [], site.slots.replace
+
+    def watched(slot, repository, token) -> None:
+        stood_by.append(site.router.state.standby)
+        replace(slot, repository, token)
+
+    site.slots.replace = watched
+    assert site.steps(50, release="r2") == ["GO"]
+    assert stood_by == [None]
+    mine = [told.standby for told in site.told if told.owner.startswith("r2@")]
+    assert mine == [None, None], "it stands down, then the candidate shares"
+
+
+def test_it_answers_on_where_a_canary_ends_before_its_candidate_is_started(site, monkeypatch) -> None:
+    site.release("r1")
+
+    def dies(*_: object, **__: object) -> None:
+        raise Killed
+
+    monkeypatch.setattr("llm_pipeline.canary.controller.stand_down", dies)
+    with pytest.raises(Killed):
+        site.step(50, release="r2")
+    site.buried().running.discard("green")
+    site.sent, site.lost, site.stable_starts = 0, 0, False
+    with pytest.raises(NoWayBack):
+        ensure_rolled_back(site.place, "r2")
+    assert (site.router.state.standby, site.lost) == ("blue", 0)
+
+
+def test_production_that_was_left_stands_by_for_nobody(site) -> None:
+    site.release("r1")
+    site.roll_back()
+    assert (site.serving(), site.router.state.standby) == ("r0", None)
+    assert guard(site) == []
+    assert site.router.state.standby is None
+
+
+def test_before_its_server_is_stopped_it_stands_down(site) -> None:
+    site.release("r1")
+    assert [action.what for action in guard(site, after=2 * DAY)] == ["stopped previous"]
+    assert (site.router.state.standby, site.running) == (None, {"green"})
+    assert guard(site, after=2 * DAY) == []
+    assert site.router.state.standby is None
+
+
+def test_what_stands_by_and_never_served_is_a_disagreement(site) -> None:
+    site.release("r1")
+    served = {"green": site.serves["green"].digest, "blue": "f" * 64}
+    (problem,) = disagreements(site.pointers, site.record("r1"), site.router.state, served)
+    assert "serves no previous version" in problem
+
+
+def test_the_guard_starts_a_production_that_was_killed_in_mid_canary_beside_whoever_drives_it(tmp_path) -> None:
+    site = Served(tmp_path)
+    assert site.steps(50, release="r1") == ["GO"]
+    with Lease(site.store, lease_name("cpu")):
+        site.running.discard("blue")
+        assert [action.what for action in guard(site)] == ["started"]
+    assert site.running == {"blue", "green"}
+
+
+def test_the_guard_starts_production_though_the_store_takes_nothing(tmp_path) -> None:
+    site = Served(tmp_path)
+    site.store_takes = False
+    site.running.discard("blue")
+    assert "started" in [action.what for action in guard(site)]
+    assert site.running == {"blue"}
+
+
+def test_the_guard_starts_a_dead_standby(tmp_path) -> None:
+    site = Served(tmp_path)
+    site.release("r1")
+    site.running.discard("blue")
+    (action,) = guard(site)
+    assert (action.what, action.release_id, site.running) == ("started", "r0", {"blue", "green"})
+    assert site.router.state.standby == "blue"
+
+
+class TestForcedRollback:
+    @pytest.fixture
+    def site(self, tmp_path) -> Served:
+        """r1 serves in green, r0 is warm in blue."""
+        found = Served(tmp_path)
+        found.release("r1")
+        found.sent = found.lost = 0
+        return found
+
+    def full(self, site: Served) -> str:
+        site.store_takes = False
+        return force(site.place, by="anna")
+
+    def test_users_leave_production_and_nothing_is_stopped(self, site) -> None:
+        assert self.full(site) == "all traffic is on blue"
+        assert (site.weights(), site.router.state.owner) == ({"blue": 10_000}, "forced rollback by anna")
+        assert site.running == {"blue", "green"}
+        assert "already" in force(site.place, by="anna")
+        guard(site)
+        assert (site.weights(), site.lost) == ({"blue": 10_000}, 0)
+        site.store_takes = True
+        site.roll_back()
+        assert (site.serving(), site.running, site.lost) == ("r0", {"blue"}, 0)
+
+    def test_a_canary_loses_its_traffic_and_is_ended_by_whoever_asks_again(self, site) -> None:
+        assert site.steps(50, release="r2") == ["GO"]
+        assert self.full(site) == "all traffic is on green"
+        assert site.weights() == {"green": 10_000}
+        site.store_takes = True
+        site.roll_back()
+        assert (site.serving(), site.record("r2").phase) == ("r1", Phase.ROLLED_BACK)
+
+    def test_a_candidate_that_only_stands_by_does_not_become_production(self, site) -> None:
+        site.policy |= {"minimum_requests": 10_000, "maximum_bake_seconds": 60.0}
+        seen: list[RouteState] = []
+        baseline = site.traffic.baseline
+
+        def asked(*arguments):
+            if site.router.state.standby == "blue" and not seen:
+                site.store_takes = False
+                force(site.place, by="anna")
+                seen.append(site.router.state)
+                site.store_takes = True
+            return baseline(*arguments)
+
+        site.traffic.baseline = asked  # type: ignore[method-assign]
+        with pytest.raises(Fenced):
+            site.step(50, release="r2")
+        assert [(state.weights, state.standby) for state in seen] == [({"green": 10_000}, None)]
+
+    def test_a_version_before_that_has_ended_is_started_first(self, site) -> None:
+        site.running.discard("blue")
+        assert self.full(site) == "all traffic is on blue"
+        assert (site.running, site.lost) == ({"blue", "green"}, 0)
+
+
+def test_start_after_a_power_cut_ends_the_canary_that_nobody_drives(tmp_path) -> None:
+    site = Served(tmp_path)
+    assert site.steps(50, release="r1") == ["GO"]
+    site.running.clear()
+    serving = start(site.place, lambda _: site.router)
+    record = site.record("r1")
+    assert (serving.pointer.release_id, record.phase, site.running) == ("r0", Phase.ROLLED_BACK, {"blue"})
+    assert record.judgement is not None
+    assert (record.judgement.verdict, "had both ended" in record.judgement.summary) == ("INCONCLUSIVE", True)
+    assert site.serving() == "r0"

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from canary_site import until
 from openai_server import OpenAiDouble
 from openai_site import openai_slots, released
 from production_site import POLICY, Production, verdict
@@ -95,10 +96,7 @@ def test_a_candidate_that_errs_or_dies_in_its_bake_is_rolled_back(
     production.policy |= {"minimum_bake_seconds": 20.0}
     with ThreadPoolExecutor(1) as pool:
         step = pool.submit(production.canary, "r2", 50)
-        deadline = time.monotonic() + 60
-        while production.weights() != {"blue": 5_000, "green": 5_000}:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        until(lambda: production.weights() == {"blue": 5_000, "green": 5_000})
         time.sleep(2.0)
         if trouble == "death":
             servers[1].die()

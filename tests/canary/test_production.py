@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,9 +48,9 @@ def test_a_release_is_promoted_settled_brought_back_and_tried_again_without_a_lo
     assert verdict(step) is Verdict.GO
     assert (step.metrics["phase"], step.metrics["passed_percent"], step.metrics["attempt"]) == ("passed", 50.0, 1)
     assert step.metrics["candidate_requests"] >= 10
-    summary, points = read_timeline(production.store.fetch(step.artifacts["canary"]))
+    summary = read_timeline(production.store.fetch(step.artifacts["canary"]))
     assert [event.kind for event in summary.events] == ["started", "shifted", "step passed"]
-    assert sum(point.candidate.requests for point in points) >= 10
+    assert sum(point.candidate.requests for point in summary.points) >= 10
     assert production.canary("r2", 100).metrics["phase"] == "promoted"
     settled = result(production.settle("r2"))
     assert (settled.metrics["production"], settled.metrics["slot"], settled.metrics["previous"]) == (
@@ -165,21 +164,3 @@ def test_a_second_release_where_nobody_asks_is_judged_by_replayed_prompts_and_sa
     assert verdict(production.canary("r2", 100, run="second run")) is Verdict.GO
     result(production.settle("r2"))
     assert production.answered_by() == "r2"
-
-
-@pytest.mark.thorough
-def test_a_production_that_is_killed_after_settlement_loses_no_unary_request_and_is_started_again(production) -> None:
-    production.deploy_first()
-    production.users()
-    production.promote("r2")
-    served = find_server(production.state("green"))
-    assert served is not None
-    os.killpg(served.pid, signal.SIGKILL)
-    time.sleep(3.0)
-    assert [action.what for action in guard_once(production.store, production.deployment)] == ["started"]
-    time.sleep(2.0)
-    assert (production.serves("blue"), production.serves("green")) == ("r1", "r2")
-    users = production.users_go()
-    assert [lost for lost in users.first_failures if not lost.streaming] == [], "the version before answered"
-    assert users.failed <= 3, "streams that were in the killed server"
-    assert users.sent == users.ok + users.failed

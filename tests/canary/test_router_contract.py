@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from canary_site import until
 from custom_resources import CustomResources
 from gateway_controller import GatewayController
-from router_contract import NAMESPACE, EnvoySubject, Subject, gateway_subject, split, until
+from router_contract import NAMESPACE, EnvoySubject, Subject, gateway_subject, split
 
 from llm_pipeline.base.errors import Fenced, Transient, Unsupported
 from llm_pipeline.canary.router import RouterConflict, RouterUnavailable, all_to

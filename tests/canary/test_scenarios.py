@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 
 import pytest
+from canary_site import until
 
-from llm_pipeline.base import detached
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.record import Phase
 
@@ -58,64 +57,18 @@ def test_a_candidate_that_becomes_worse_at_50_percent_is_rolled_back_for_what_it
     assert trial.lost_unary == {}, trial.site.traffic()["reasons"]
 
 
-def test_an_envoy_that_ends_at_the_last_step_is_back_before_the_step_passes(trial) -> None:
-    trial.policy |= {"steps_percent": (50.0, 100.0), "minimum_bake_seconds": 6.0, "maximum_bake_seconds": 60.0}
-    trial.reach(50)
-    running = trial.start(100)
-    trial.await_phase(Phase.BAKING, 100)
-    weights = trial.site.weights()
-    assert weights == {trial.candidate: 9_800, trial.stable: 200}
-    time.sleep(1.0)
-    ended = detached.load(trial.site.router.files.record)
-    assert ended is not None
-    os.kill(ended.pid, signal.SIGKILL)
-    judgement = running.result(timeout=90)
-    assert judgement.verdict is Verdict.GO, judgement.summary
-    assert trial.events.count("router revived") == 1
-    again = detached.load(trial.site.router.files.record)
-    assert again is not None
-    assert again.alive
-    assert again.pid != ended.pid
-    assert trial.site.weights() == weights
-    trial.site.await_answers(50)
-
-
 def test_a_stable_that_is_killed_is_started_at_once_and_a_candidate_that_fails_then_is_rolled_back(trial) -> None:
     trial.policy |= {"steps_percent": (50.0, 100.0), "minimum_bake_seconds": 90.0, "maximum_bake_seconds": 120.0}
     running = trial.start(50)
     trial.await_phase(Phase.BAKING, 50)
     killed = trial.site.control.pid(trial.stable)
     os.kill(killed, signal.SIGKILL)
-    deadline = time.monotonic() + 20
-    while trial.site.control.pid(trial.stable) == killed or not trial.site.control.alive(trial.stable):
-        assert time.monotonic() < deadline, "it is started anew, not at the end of the bake"
-        time.sleep(0.05)
-    while not trial.site.router.usable(trial.stable):  # it had ejected it for a few seconds
-        assert time.monotonic() < deadline + 20
-        time.sleep(0.05)
+    control = trial.site.control
+    until(lambda: control.pid(trial.stable) != killed and control.alive(trial.stable), 20)  # not at the end of the bake
+    until(lambda: trial.site.router.usable(trial.stable) is True, 20)  # it had ejected it for a few seconds
     trial.site.await_answers(200)
     trial.site.control.fault(trial.candidate, failure_fraction=1.0)
     judgement = running.result(timeout=60)
     assert judgement.verdict is Verdict.NO_GO, judgement
     trial.assert_rolled_back()
     assert trial.lost_unary == {}, "one of them answered all the time"
-
-
-def test_a_candidate_that_waits_for_its_first_step_answers_for_a_production_that_dies(trial) -> None:
-    trial.policy |= {"minimum_requests": 1_000_000, "maximum_bake_seconds": 8.0}
-    running = trial.start(1)
-    trial.await_phase(Phase.WARM, 0)
-    deadline = time.monotonic() + 60
-    while trial.site.router.read()[0].standby != trial.candidate:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    sent = sum(trial.site.traffic()["sent"].values())
-    trial.site.await_answers(50)
-    with trial.site.control.kept_dead(trial.stable):
-        trial.site.await_answers(300)
-    assert running.result(timeout=80).verdict is Verdict.INCONCLUSIVE
-    sent = sum(trial.site.traffic()["sent"].values()) - sent
-    assert (trial.lost_unary, sent > 300) == ({}, True), trial.site.traffic()["reasons"]
-    assert sum(trial.lost.values()) <= 5, "only streams in flight at that moment can be cut"
-    assert trial.events == ["started", "rolling back", "rolled back"]
-    assert trial.site.router.read()[0].standby is None

@@ -7,12 +7,12 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import grpc
 import grpc.aio
 import pytest
-from canary_site import Site
+from canary_site import Site, until
 from hostile_client import (
     END_HEADERS,
     END_STREAM,
@@ -211,13 +211,6 @@ def test_an_answer_may_take_longer_than_any_limit_on_requests(site: Site, port: 
     assert (answer.status, answer.server) == (200, "blue")
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 def is_served(port: int) -> bool:
     return ask(port, "POST", GENERATE, generation(), JSON).status == 200
 
@@ -227,12 +220,12 @@ def test_too_many_connections_leave_the_others_theirs(port: int) -> None:
     with contextlib.ExitStack() as stack:
         user = stack.enter_context(socket.create_connection((HOST, port), timeout=10))
         held = [stack.enter_context(socket.create_connection((HOST, port), timeout=10)) for _ in range(60)]
-        wait_for(lambda: sum(is_closed(one, 0.01) for one in held) >= 20)
+        until(lambda: sum(is_closed(one, 0.01) for one in held) >= 20)
         body = generation()
         head = f"POST {GENERATE} HTTP/1.1\r\nhost: users\r\ncontent-length: {len(body)}\r\n"
         user.sendall(head.encode() + b"content-type: application/json\r\n\r\n" + body)
         assert user.recv(100).startswith(b"HTTP/1.1 200")
-    wait_for(lambda: is_served(port))
+    until(lambda: is_served(port))
 
 
 def test_a_connection_has_so_many_streams_and_ends_when_they_are_reset_again_and_again(port: int) -> None:
@@ -292,9 +285,7 @@ def test_the_metadata_of_a_grpc_answer_names_the_release(site: Site) -> None:
             called = channel.unary_unary(f"{SERVICE}ModelInfer")(b"", timeout=10)
             return {dict(await called.initial_metadata()).get("x-llm-release")}
 
-    deadline = time.monotonic() + 60
-    while (found := asyncio.run(names())) != {"r1"}:
-        assert time.monotonic() < deadline, found
+    until(lambda: asyncio.run(names()) == {"r1"})
 
 
 def test_a_stream_of_grpc_which_can_end_triton_is_not_implemented_and_the_answer_says_what_is(port: int) -> None:

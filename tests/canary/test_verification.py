@@ -17,7 +17,7 @@ from llm_pipeline.canary.router import all_to
 from llm_pipeline.cli import main
 from llm_pipeline.operations.switching import start_production
 from llm_pipeline.operations.verification import Check, summary, verify_place
-from llm_pipeline.serving.triton_server import find_server, stop_server
+from llm_pipeline.serving.triton_server import stop_server
 from llm_pipeline.store.place_state import Pointer
 
 pytestmark = pytest.mark.slow
@@ -127,18 +127,3 @@ def test_the_command_fails_with_one_line(
     assert {check["place"] for check in json.loads(capsys.readouterr().out)} == {"cpu"}
     assert main(["verify", "--place", "gpu"]) == 4
     assert main(["verify", "r1", "--place", "cpu"]) == 4
-
-
-@pytest.mark.thorough
-def test_a_server_that_hangs_is_found(site: Site) -> None:
-    site.serve(previous=None)
-    server = find_server(site.state("blue"))
-    assert server is not None
-    import os
-    import signal
-
-    os.killpg(os.getpgid(server.process.pid), signal.SIGSTOP)
-    try:
-        assert "gives no answer" in site.wrong()["status"]
-    finally:
-        os.killpg(os.getpgid(server.process.pid), signal.SIGCONT)

@@ -77,10 +77,6 @@ async def token_times(tokens: int) -> AsyncIterator[int]:
         await asyncio.sleep(BASE_SECONDS / 4 + drill.token_milliseconds / 1000)
 
 
-def answer(tokens: int, text: str, *, last: bool) -> dict[str, object]:
-    return {"text_output": text, "output_tokens": tokens, "finish_reason": "length" if last else ""}
-
-
 async def generate(request: web.Request) -> web.Response:
     asked = await request.json()
     if not asked["text_input"]:
@@ -89,26 +85,8 @@ async def generate(request: web.Request) -> web.Response:
         return web.json_response({"error": "drill"}, status=400, headers=HEADERS)
     tokens = int(asked["max_tokens"])
     await asyncio.sleep(Faults.drill.token_milliseconds * (tokens - 1) / 1000)
-    return web.json_response(answer(tokens, NAME, last=True), headers=HEADERS)
-
-
-async def generate_stream(request: web.Request) -> web.StreamResponse:
-    asked = await request.json()
-    if not asked["text_input"]:
-        return web.json_response({"error": "the prompt is empty"}, status=400, headers=HEADERS)
-    if not await think():
-        return web.json_response({"error": "drill"}, status=400, headers=HEADERS)
-    response = web.StreamResponse(headers={"content-type": "text/event-stream", **HEADERS})
-    await response.prepare(request)
-    tokens = int(asked["max_tokens"])
-    async for number in token_times(tokens):
-        if asked["text_input"] == "break in the middle" and number == 2:
-            await response.write(b'data: {"error":"broke in the middle"}\n\n')
-            break
-        chunk = json.dumps(answer(1, NAME, last=number == tokens - 1))
-        await response.write(f"data: {chunk}\n\n".encode())
-    await response.write_eof()
-    return response
+    answer = {"text_output": NAME, "output_tokens": tokens, "finish_reason": "length"}
+    return web.json_response(answer, headers=HEADERS)
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
@@ -189,7 +167,6 @@ async def start_grpc(port: int) -> grpc.aio.Server:
 async def main() -> None:
     application = web.Application(client_max_size=LARGEST_BODY_BYTES)
     application.router.add_post("/v2/models/llm/generate", generate)
-    application.router.add_post("/v2/models/llm/generate_stream", generate_stream)
     application.router.add_post("/v1/completions", completions)
     application.router.add_get("/v2/health/ready", ready)
     application.router.add_post("/drill", set_drill)

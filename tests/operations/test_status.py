@@ -13,6 +13,7 @@ from place_here import serve
 from llm_pipeline.base.errors import ExitCode, Transient
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Pause, PauseReason, Phase, lease_name
+from llm_pipeline.canary.router import RouteState, all_to
 from llm_pipeline.cli import main
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml
@@ -23,6 +24,7 @@ from llm_pipeline.operations.status import (
     RouterStatus,
     ServerStatus,
     deployment_status,
+    disagreements,
     is_stopped,
     judge_health,
     not_running,
@@ -31,7 +33,7 @@ from llm_pipeline.operations.switching import start_production, stop_production
 from llm_pipeline.store import open_store
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease
-from llm_pipeline.store.place_state import PauseRequest, PlaceState, Pointer, edit_place
+from llm_pipeline.store.place_state import PauseRequest, PlaceState, Pointer, WayBack, edit_place
 
 REPOSITORY = ArtifactRef(kind="model_repository", digest="a" * 64)
 SERVES = Pointer(release_id="r1", repository=REPOSITORY, slot="blue", recipe="none", promoted_at=datetime.now(UTC))
@@ -101,6 +103,59 @@ def test_every_part_that_does_not_run_is_named() -> None:
 def test_the_exit_code_is_that_of_the_worst_place(found: list[Health], code: ExitCode) -> None:
     places = tuple(PlaceStatus(place=str(number), health=one) for number, one in enumerate(found))
     assert DeploymentStatus(deployment="here", store="x", places=places).exit_code is code
+
+
+OTHER = ArtifactRef(kind="model_repository", digest="b" * 64)
+SPLIT = RouteState(weights={"blue": 8_000, "green": 2_000}, candidate="green", owner="r2", epoch=3)
+
+
+def canary(phase: Phase) -> CanaryRecord:
+    return CanaryRecord(
+        release_id="r2", target="cpu", repository=OTHER, stable="blue", candidate="green", began_at=0.0,
+        production_since=SERVES.promoted_at, phase=phase,
+    )  # fmt: skip
+
+
+def found(
+    record: CanaryRecord | None = None,
+    traffic: RouteState | None = None,
+    serves: str | None = REPOSITORY.digest,
+    way_back: WayBack | None = None,
+) -> list[str]:
+    told = traffic or all_to("blue", owner="test", epoch=1)
+    place = POINTERS.model_copy(update={"way_back": way_back})
+    return list(disagreements(place, record, told, {"blue": serves, "green": None}))
+
+
+def test_production_with_all_the_traffic_and_its_own_server_fits() -> None:
+    assert found() == found(canary(Phase.ROLLED_BACK)) == []
+
+
+@pytest.mark.parametrize("phase", [Phase.SHIFTING, Phase.BAKING, Phase.PASSED, Phase.PAUSED, Phase.PROMOTED])
+def test_a_canary_has_its_share_by_right(phase: Phase) -> None:
+    assert found(canary(phase), SPLIT) == []
+
+
+@pytest.mark.parametrize("record", [None, canary(Phase.ROLLED_BACK)])
+def test_traffic_that_nobody_has_by_right_is_told(record: CanaryRecord | None) -> None:
+    (problem,) = found(record, SPLIT)
+    assert "production is r1 in blue, but the router sends it 80 % of the traffic (set by r2)" in problem
+
+
+def test_traffic_on_the_release_that_was_taken_back_is_told() -> None:
+    (problem,) = found(canary(Phase.ROLLED_BACK), all_to("green", owner="somebody", epoch=9))
+    assert "the router sends it 0 %" in problem
+
+
+@pytest.mark.parametrize(("serves", "words"), [(OTHER.digest, "serves bbbb"), (None, "has no server")])
+def test_a_slot_that_serves_something_else_is_told(serves: str | None, words: str) -> None:
+    (problem,) = found(serves=serves)
+    assert words in problem
+
+
+def test_what_was_begun_and_is_not_done_is_told() -> None:
+    undone = WayBack(left="r2", to="r1", by="anna", asked_at=SERVES.promoted_at, repository=OTHER)
+    assert len(found(canary(Phase.ROLLING_BACK), way_back=undone)) == 2
 
 
 @pytest.fixture

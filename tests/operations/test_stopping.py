@@ -1,4 +1,4 @@
-"""`llm-pipeline stop` ends what runs left at a place: nobody has to look for process ids."""
+"""`llm-pipeline stop` ends what runs left at a place, and the staging server, never under a release on its way."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from claim_holder import holder
 from deployment_here import write_deployment
 
 from llm_pipeline.base import detached
-from llm_pipeline.base.errors import ExitCode
+from llm_pipeline.base.errors import ConfigError, ExitCode
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, read_canary_record
 from llm_pipeline.cli import main
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml
-from llm_pipeline.operations import staging, switching
+from llm_pipeline.operations import switching
 from llm_pipeline.release.claim import ClaimState
 from llm_pipeline.store import open_store
 from llm_pipeline.store.place_state import edit_place
@@ -28,8 +28,7 @@ from llm_pipeline.store.place_state import edit_place
 @pytest.fixture(autouse=True)
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LLM_PIPELINE_DEPLOYMENT", str(write_deployment(tmp_path, 18601, ("cpu", "other"))))
-    for module in (staging, switching):
-        monkeypatch.setattr(module, "places_of", lambda *_: {"cpu"})
+    monkeypatch.setattr(switching, "places_of", lambda *_: {"cpu"})
     return tmp_path
 
 
@@ -58,7 +57,7 @@ def test_a_release_on_its_way_keeps_its_stages_until_its_process_has_ended(
     left, monkeypatch, capsys, alive: bool, ended: bool
 ) -> None:
     state = ClaimState(holder=holder(pid_offset=0 if alive else 1))
-    monkeypatch.setattr(staging, "readable_claims", lambda _: ({"org/model": state}, []))
+    monkeypatch.setattr(switching, "readable_claims", lambda _: ({"org/model": state}, []))
     assert main(["stop", "cpu"]) == ExitCode.GO
     assert ("r-1" in capsys.readouterr().out) is not ended
     assert left.alive is not ended
@@ -73,7 +72,7 @@ def test_a_canary_is_ended_though_its_run_is_still_there(root: Path, monkeypatch
     CanaryJournal(store, "r2", "cpu").save(record)
     edit_place(store, "cpu", lambda state: state.model_copy(update={"on_trial": "r2"}))
     (Path(deployment.state_root) / "cpu").mkdir(parents=True)
-    monkeypatch.setattr(staging, "readable_claims", lambda _: ({"org/model": ClaimState(holder=holder())}, []))
+    monkeypatch.setattr(switching, "readable_claims", lambda _: ({"org/model": ClaimState(holder=holder())}, []))
     for said in ("cpu: stopped the canary of r2\n", "cpu: nothing ran, nothing was stopped\n"):
         assert main(["stop", "cpu", "--yes"]) == ExitCode.GO
         assert capsys.readouterr().out.startswith(said)
@@ -98,3 +97,34 @@ def test_nothing_is_stopped_where_a_server_is_another_users(root: Path, left) ->
         assert theirs.alive
     finally:
         detached.stop(theirs)
+
+
+def test_nothing_staged_is_stopped_as_often_as_one_likes(capsys) -> None:
+    for _ in range(2):
+        assert main(["stop", "cpu", "--staging"]) == ExitCode.GO
+        assert capsys.readouterr().out == "nothing was staged at cpu\n"
+
+
+def test_a_release_that_there_is_not_is_not_staged(capsys) -> None:
+    assert main(["start", "cpu", "--staging", "no-such"]) == ExitCode.BAD_INPUT
+    assert "no-such" in capsys.readouterr().err
+
+
+def test_a_run_whose_process_has_ended_keeps_nobody_from_stopping_what_it_staged(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(switching, "places_of", lambda *_: {"cpu"})
+    dead = ClaimState(holder=holder(pid_offset=1))
+    monkeypatch.setattr(switching, "readable_claims", lambda _: ({"org/model": dead}, []))
+    assert main(["stop", "cpu", "--staging"]) == ExitCode.GO
+    assert capsys.readouterr().out == "nothing was staged at cpu\n"
+
+
+@pytest.mark.parametrize(
+    ("parked", "place", "refused"), [(False, "cpu", True), (True, "cpu", False), (False, "x", False)]
+)
+def test_what_a_release_on_its_way_may_measure_is_left_alone(monkeypatch, capsys, parked, place, refused) -> None:
+    monkeypatch.setattr(
+        switching, "readable_claims", lambda _: ({"org/model": ClaimState(holder=holder(parked=parked))}, [])
+    )
+    monkeypatch.setattr(switching, "places_of", lambda *_: {place})
+    assert main(["stop", "cpu", "--staging"]) == (ConfigError.exit_code if refused else ExitCode.GO)
+    assert ("r-1" in capsys.readouterr().err) is refused

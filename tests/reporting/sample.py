@@ -21,7 +21,7 @@ from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.records import ArtifactRef, Metric
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.canary.record import CanaryEvent, EventKind
-from llm_pipeline.canary.timeline import SUMMARY_FILE, TIMELINE_FILE, ArmPoint, CanarySummary, TimelinePoint
+from llm_pipeline.canary.timeline import SUMMARY_FILE, ArmPoint, CanarySummary, TimelinePoint
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.policy import LoadTestPolicy, Policy, ServiceLevel
 from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
@@ -259,9 +259,8 @@ class SampleRelease:
     def _publish_canary(
         self, points: Sequence[TimelinePoint], events: Sequence[CanaryEvent], began_at: float
     ) -> ArtifactRef:
-        summary = CanarySummary(began_at=began_at, events=tuple(events))
-        lines = "".join(point.model_dump_json() + "\n" for point in points)
-        return self.publish("canary", {SUMMARY_FILE: summary.model_dump_json().encode(), TIMELINE_FILE: lines.encode()})
+        summary = CanarySummary(began_at=began_at, events=tuple(events), points=tuple(points))
+        return self.publish("canary", {SUMMARY_FILE: summary.model_dump_json().encode()})
 
     def _point(self, second: float, share: float, *, slow: bool) -> TimelinePoint:
         def arm(share: float, factor: float, errors: int) -> ArmPoint:

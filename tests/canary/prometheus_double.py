@@ -1,9 +1,8 @@
 """A double of Prometheus' query API over HTTP, and of a server that it would scrape.
 
 It keeps samples as they are scraped and answers instant queries of three forms: a selector, `last_over_time` of one
-over a range, and `timestamp` of one. Like Prometheus it forgets a series after five minutes or when it is marked gone,
-refuses what it cannot parse with 400, and asks for a bearer token where it has one. `/metrics` shows the newest
-counters in the text format.
+over a range, and `timestamp` of one. Like Prometheus it forgets a series after five minutes, refuses what it cannot
+parse with 400, and asks for a bearer token where it has one. `/metrics` shows the newest counters as text.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class PrometheusDouble:
     def __init__(self) -> None:
         self.token = ""
         self.warnings: list[str] = []
-        self._samples: dict[tuple[str, Labels], list[tuple[float, float | None]]] = {}
+        self._samples: dict[tuple[str, Labels], list[tuple[float, float]]] = {}
         self._newest: Counters = {}
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
@@ -50,13 +49,6 @@ class PrometheusDouble:
         self._newest = dict(counters)
         for series, value in counters.items():
             self._samples.setdefault(series, []).append((at, value))
-
-    def gone(self, at: float, pod: str) -> None:
-        """Mark a server's series stale, as a failed scrape does."""
-        for (_, labels), samples in self._samples.items():
-            if ("pod", pod) in labels:
-                samples.append((at, None))
-                samples.sort(key=lambda sample: sample[0])
 
     def metrics(self) -> str:
         """The newest counters, as a server shows them."""
@@ -82,11 +74,11 @@ class PrometheusDouble:
         return 200, answer | ({"warnings": self.warnings} if self.warnings else {})
 
 
-def _value(samples: list[tuple[float, float | None]], at: float, function: str | None) -> float | None:
+def _value(samples: list[tuple[float, float]], at: float, function: str | None) -> float | None:
     if function == "last_over_time":
-        return next((value for when, value in reversed(samples) if at - 3600 < when <= at and value is not None), None)
+        return next((value for when, value in reversed(samples) if at - 3600 < when <= at), None)
     newest = next(((when, value) for when, value in reversed(samples) if when <= at), None)
-    if newest is None or newest[1] is None or newest[0] <= at - _STALE_SECONDS:
+    if newest is None or newest[0] <= at - _STALE_SECONDS:
         return None
     return newest[0] if function == "timestamp" else newest[1]
 

@@ -1,9 +1,10 @@
-"""Slots whose servers somebody else starts: known by their golden answers, waited for, never started or stopped."""
+"""Slots of servers that somebody else starts: known by their golden answers; and one whose record cannot be read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from openai_server import KEY, OpenAiDouble
@@ -11,8 +12,13 @@ from openai_site import openai_slots, released
 
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.artifacts.golden import write_golden
+from llm_pipeline.base import detached
 from llm_pipeline.base.errors import ConfigError, Fenced, Transient
-from llm_pipeline.canary.slots import ChecksAnswers, OpenAiSlots
+from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.canary.moving import retire
+from llm_pipeline.canary.router import Patience
+from llm_pipeline.canary.slots import ChecksAnswers, OpenAiSlots, ServedPlace, TritonSlots
+from llm_pipeline.serving.endpoint_access import served_name
 from llm_pipeline.serving.slot_fence import FencingToken
 
 TOKEN = FencingToken(1, 1)
@@ -46,8 +52,7 @@ def test_a_server_is_taken_for_the_release_whose_golden_answers_it_gives(place: 
     again = place.opened()
     assert again.alive("green")
     assert again.answers("green")
-    assert again.serves("green", place.new)
-    assert not again.serves("green", place.old)
+    assert again.served("green") == place.new.digest
     assert isinstance(again, ChecksAnswers)
     assert again.differs("green", place.new) is None
     warm = again.warm_up("green", place.new)
@@ -131,3 +136,23 @@ def test_a_key_opens_the_server_and_is_written_nowhere(
         assert slots.answers("green")
     written = "".join(file.read_text() for file in (place.root / "state").rglob("*") if file.is_file())
     assert KEY not in written + caplog.text + str(raised.value)
+
+
+def test_a_slots_server_whose_record_cannot_be_read_is_drained_and_stopped_all_the_same(tmp_path):
+    """A package of another version started it; a rollback must not end at it."""
+    state, repository = tmp_path / "h100" / "green", ArtifactRef(kind="model_repository", digest="c" * 64)
+    state.mkdir(parents=True)
+    command = ["sh", "-c", "sleep 600", f"--id={served_name(repository.digest)}"]
+    process = detached.start("server", command, state / "process.json", log=state / "server.log")
+    (state / "server.json").write_text('{"repository": "/r"}')
+    store: Any = None
+    place_slots = TritonSlots(store=store, servers={}, target="h100", state_root=tmp_path)
+    site = ServedPlace(store, "", "h100", None, place_slots, Patience(blind_drain=0.1))
+    token = FencingToken(1, 1)
+    try:
+        assert place_slots.alive("green")
+        assert retire(site, "green", repository, token=token, drain_seconds=0.1) == ""
+        assert not process.session_alive
+        assert not place_slots.alive("green")
+    finally:
+        detached.stop(process)
