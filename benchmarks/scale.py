@@ -168,7 +168,7 @@ class Cluster:
 def _run(cluster: Cluster, database: str, models: Sequence[str], kills: int) -> tuple[dict[str, str], list[str]]:
     """How each DAG's run ended, and which workers were killed during what."""
     client = cluster.client
-    client.make_pool(POOL, SLOTS)
+    client.call("POST", "/api/v2/pools", json={"name": POOL, "slots": SLOTS})
     dags = [f"release__{model}-{which}" for model in models for which in "ab"]
     deadline = time.monotonic() + 300
     while not all(client.has_dag(dag) for dag in dags):

@@ -21,7 +21,7 @@ import aiohttp
 from llm_pipeline.base.entry import ArgumentParser, entry_point
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.demo.local_airflow import AirflowAccess, read_access
+from llm_pipeline.demo.local_airflow import USERNAME, AirflowAccess, read_access
 
 log = get_logger(__name__)
 
@@ -209,7 +209,7 @@ def release_pictures(dag_id: str, run_id: str) -> list[Picture]:
 async def _log_in(browser: Browser, access: AirflowAccess) -> None:
     await browser.open(f"{access.url}/auth/login")
     await browser.wait_for("!!document.querySelector('input[name=\"password\"]')", "the login form")
-    for name, value in (("username", access.username), ("password", access.password)):
+    for name, value in (("username", USERNAME), ("password", access.password)):
         await browser.evaluate(f"document.querySelector('input[name=\"{name}\"]').focus()")
         await browser.call("Input.insertText", text=value)
     await browser.evaluate("document.querySelector('button[type=\"submit\"]').click()")

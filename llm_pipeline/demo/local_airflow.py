@@ -19,10 +19,10 @@ import sys
 import time
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -73,15 +73,24 @@ def start_airflow(
     home = home.resolve()
     home.mkdir(parents=True, exist_ok=True)
     environment = _environment(home, port, releases) | dict(settings or {})
-    access = AirflowAccess(url=f"http://127.0.0.1:{port}", username=USERNAME, password=_password(home))
+    access = AirflowAccess(url=f"http://127.0.0.1:{port}", password=_password(home))
     if not _running(home, "api-server"):
         require_free_port(port, role="Airflow", what="the demo's Airflow")
     _migrate(home, environment)
     components = {**_COMPONENTS, **(workers or {})}
     for component, arguments in components.items():
-        _start_component(home, component, arguments, environment)
+        if not _running(home, component):
+            module = "llm_pipeline.demo.airflow_process" if arguments[0] in _FORKING else "airflow"
+            detached.start(
+                f"airflow {component}",
+                [sys.executable, "-m", module, *arguments],
+                _record(home, component),
+                log=home / "logs" / f"{component}.log",
+                environment=environment,
+                directory=home,
+            )
     _wait_until_healthy(home, access, tuple(components))
-    log.info("Airflow is up", url=access.url, user=access.username, password_file=str(_password_file(home)))
+    log.info("Airflow is up", url=access.url, user=USERNAME, password_file=str(_password_file(home)))
     return access
 
 
@@ -93,7 +102,7 @@ def read_access(home: Path, port: int) -> AirflowAccess:
     """
     if not _password_file(home).exists():
         raise ConfigError("no Airflow was started here", where=str(home))
-    return AirflowAccess(url=f"http://127.0.0.1:{port}", username=USERNAME, password=_password(home))
+    return AirflowAccess(url=f"http://127.0.0.1:{port}", password=_password(home))
 
 
 def stop_airflow(home: Path) -> None:
@@ -201,59 +210,31 @@ def _migrate(home: Path, environment: Mapping[str, str]) -> None:
     marker.write_text(wanted)
 
 
-def _start_component(home: Path, component: str, arguments: tuple[str, ...], environment: Mapping[str, str]) -> None:
-    if _running(home, component):
-        return
-    module = "llm_pipeline.demo.airflow_process" if arguments[0] in _FORKING else "airflow"
-    detached.start(
-        f"airflow {component}",
-        [sys.executable, "-m", module, *arguments],
-        _record(home, component),
-        log=home / "logs" / f"{component}.log",
-        environment=environment,
-        directory=home,
-    )
-
-
 def _wait_until_healthy(home: Path, access: AirflowAccess, components: Sequence[str]) -> None:
     deadline = time.monotonic() + _SECONDS_TO_HEALTH
-    waiting = "api-server"
-    warm = False
+    is_warm = False
     while time.monotonic() < deadline:
-        _require_alive(home, components)
+        for component in components:
+            if not _running(home, component):
+                ended = home / "logs" / f"{component}.log"
+                end = ended.read_text(errors="replace")[-1500:]
+                raise StageCrashed(f"airflow {component} ended while it started:\n{end}", where=str(ended))
         waiting = _unhealthy(access)
-        if not warm and "api-server" not in waiting:
-            warm = _warm_up(access)
+        if not is_warm and "api-server" not in waiting:
+            # The first call of the API that tasks use takes many seconds, which the first task would wait for.
+            with suppress(httpx.TransportError):
+                is_warm = httpx.get(f"{access.url}/execution/health", timeout=60.0).is_success
         if not waiting:
             return
         time.sleep(0.5)
     raise Transient(f"Airflow is not healthy after {_SECONDS_TO_HEALTH:g} s: waiting for {waiting}", where=str(home))
 
 
-def _warm_up(access: AirflowAccess) -> bool:
-    """Make the API that tasks use ready: its first call takes many seconds, which the first task would wait for."""
-    try:
-        return httpx.get(f"{access.url}/execution/health", timeout=60.0).is_success
-    except httpx.TransportError:
-        return False
-
-
-def _require_alive(home: Path, components: Sequence[str]) -> None:
-    for component in components:
-        if not _running(home, component):
-            end = (home / "logs" / f"{component}.log").read_text(errors="replace")[-1500:]
-            raise StageCrashed(
-                f"airflow {component} ended while it started:\n{end}", where=str(home / "logs" / f"{component}.log")
-            )
-
-
 def _unhealthy(access: AirflowAccess) -> str:
     """What is not healthy yet; empty when all is."""
     try:
-        answer = httpx.get(f"{access.url}/api/v2/monitor/health", timeout=10.0)
-    except httpx.TransportError:
-        return "api-server"
-    if answer.is_error:
+        answer = httpx.get(f"{access.url}/api/v2/monitor/health", timeout=10.0).raise_for_status()
+    except httpx.HTTPError:
         return "api-server"
     states = {name: (part or {}).get("status") for name, part in answer.json().items()}
     wanted = ("metadatabase", "scheduler", "dag_processor", "triggerer")
@@ -267,20 +248,15 @@ _REPEATABLE = frozenset({"GET", "PATCH"})
 
 @dataclass(frozen=True)
 class AirflowAccess:
-    """The address of an Airflow, and a user of it.
+    """The address of an Airflow, and the password of its user `admin`.
 
     Attributes:
         url: Base URL of the UI and the API, without a trailing slash.
-        username: User of the simple auth manager.
-        password: Its password; never logged.
+        password: Never logged.
     """
 
     url: str
-    username: str
-    password: str
-
-    def __repr__(self) -> str:
-        return f"AirflowAccess(url={self.url!r}, username={self.username!r})"
+    password: str = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -314,48 +290,40 @@ class AirflowClient:
     def __init__(self, access: AirflowAccess) -> None:
         self.access = access
         self._http = httpx.Client(base_url=access.url, timeout=60.0)
-        self._log_in()
+        body = {"username": USERNAME, "password": access.password}
+        token = self.call("POST", "/auth/token", json=body)["access_token"]
+        self._http.headers["Authorization"] = f"Bearer {token}"
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connections to Airflow."""
+    def __exit__(self, *_: object) -> None:
         self._http.close()
 
     def unpause(self, dag_id: str) -> None:
         """Unpause a DAG, so that its runs start."""
-        self._call("PATCH", f"/api/v2/dags/{_part(dag_id)}", json={"is_paused": False})
+        self.call("PATCH", f"/api/v2/dags/{_part(dag_id)}", json={"is_paused": False})
 
     def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> str:
         """Start a run and return its id; `conf` fills the DAG's parameters."""
         body: dict[str, Any] = {"logical_date": None, "conf": dict(conf or {})}
-        answer = self._call("POST", f"/api/v2/dags/{_part(dag_id)}/dagRuns", json=body)
+        answer = self.call("POST", f"/api/v2/dags/{_part(dag_id)}/dagRuns", json=body)
         return str(answer["dag_run_id"])
 
     def end_releases(self) -> None:
         """End the releases that are queued or under way, which a new one would wait for; what clears up still runs."""
-        for run in self._call("GET", "/api/v2/dags/~/dagRuns", params={"state": ["queued", "running"]})["dag_runs"]:
+        for run in self.call("GET", "/api/v2/dags/~/dagRuns", params={"state": ["queued", "running"]})["dag_runs"]:
             if run["dag_id"].startswith("release__"):
-                self._call("PATCH", _run_path(run["dag_id"], run["dag_run_id"]), json={"state": "failed"})
-
-    def make_pool(self, name: str, slots: int) -> None:
-        """Make a pool."""
-        self._call("POST", "/api/v2/pools", json={"name": name, "slots": slots})
+                self.call("PATCH", _run_path(run["dag_id"], run["dag_run_id"]), json={"state": "failed"})
 
     def run_state(self, dag_id: str, run_id: str) -> str:
         """Airflow's state of a run: queued, running, success or failed."""
-        return str(self._call("GET", _run_path(dag_id, run_id))["state"])
+        return str(self.call("GET", _run_path(dag_id, run_id))["state"])
 
     def task_states(self, dag_id: str, run_id: str) -> list[TaskState]:
         """Every task instance of a run, in the order in which they started."""
         path = f"{_run_path(dag_id, run_id)}/taskInstances"
-        found = self._call("GET", path, params={"limit": 1000})["task_instances"]
+        found = self.call("GET", path, params={"limit": 1000})["task_instances"]
         ordered = sorted(found, key=lambda one: (one["start_date"] or "~", one["task_id"], one["map_index"]))
         return [
             TaskState(
@@ -375,7 +343,7 @@ class AirflowClient:
         A request counts only after it has been there for a few seconds. Airflow 3.3 mistakes an answer that comes
         before its scheduler has noticed the waiting task for a crash of that task, and asks again.
         """
-        answer = self._call("GET", f"{_run_path(dag_id, run_id)}/hitlDetails", params={"response_received": False})
+        answer = self.call("GET", f"{_run_path(dag_id, run_id)}/hitlDetails", params={"response_received": False})
         settled = datetime.now(UTC) - timedelta(seconds=_SECONDS_TO_PARK)
         return [
             (detail["task_instance"]["task_id"], detail["task_instance"]["map_index"])
@@ -388,22 +356,22 @@ class AirflowClient:
     ) -> None:
         """Answer a request with Approve or Reject."""
         path = f"{_run_path(dag_id, run_id)}/taskInstances/{_part(task_id)}/{map_index}/hitlDetails"
-        self._call("PATCH", path, json={"chosen_options": ["Approve" if approve else "Reject"], "params_input": {}})
+        self.call("PATCH", path, json={"chosen_options": ["Approve" if approve else "Reject"], "params_input": {}})
 
     def xcom(self, dag_id: str, run_id: str, task_id: str) -> Any:
         """What a task returned, deserialized."""
         path = f"{_run_path(dag_id, run_id)}/taskInstances/{_part(task_id)}/xcomEntries/return_value"
-        return self._call("GET", path, params={"deserialize": True})["value"]
+        return self.call("GET", path, params={"deserialize": True})["value"]
 
     def task_log(self, dag_id: str, run_id: str, task_id: str, *, attempt: int = 1, map_index: int = -1) -> list[str]:
         """The lines of one try's log, as `LEVEL event`."""
         path = f"{_run_path(dag_id, run_id)}/taskInstances/{_part(task_id)}/logs/{attempt}"
-        answer = self._call("GET", path, params={"map_index": map_index, "full_content": True})
-        return [_log_line(entry) for entry in answer["content"]]
+        answer = self.call("GET", path, params={"map_index": map_index, "full_content": True})
+        return [f"{one.get('level', '').upper()} {one.get('event', '')}".strip() for one in answer["content"]]
 
     def import_errors(self) -> dict[str, str]:
         """What could not be parsed: the stack trace by file name."""
-        found = self._call("GET", "/api/v2/importErrors")["import_errors"]
+        found = self.call("GET", "/api/v2/importErrors")["import_errors"]
         return {str(error["filename"]): str(error["stack_trace"]) for error in found}
 
     def has_dag(self, dag_id: str) -> bool:
@@ -411,12 +379,8 @@ class AirflowClient:
         answer = self._send("GET", f"/api/v2/dags/{_part(dag_id)}")
         return answer.status_code == httpx.codes.OK and not answer.json()["is_stale"]
 
-    def _log_in(self) -> None:
-        body = {"username": self.access.username, "password": self.access.password}
-        token = self._call("POST", "/auth/token", json=body)["access_token"]
-        self._http.headers["Authorization"] = f"Bearer {token}"
-
-    def _call(self, method: str, path: str, **options: Any) -> Any:
+    def call(self, method: str, path: str, **options: Any) -> Any:
+        """What the API answers to a request, for what no method asks."""
         response = self._send(method, path, **options)
         if response.is_error:
             raise ConfigError(
@@ -444,9 +408,3 @@ def _part(text: str) -> str:
 
 def _run_path(dag_id: str, run_id: str) -> str:
     return f"/api/v2/dags/{_part(dag_id)}/dagRuns/{_part(run_id)}"
-
-
-def _log_line(entry: Any) -> str:
-    if not isinstance(entry, Mapping):
-        return str(entry)
-    return f"{str(entry.get('level', '')).upper()} {entry.get('event', '')}".strip()

@@ -8,12 +8,11 @@ import time
 
 from llm_pipeline.base.errors import ExitCode, Transient
 from llm_pipeline.base.logging import write_readable_lines
-from llm_pipeline.base.text_table import underlined
 from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.demo import services
-from llm_pipeline.demo.local_airflow import AirflowAccess, AirflowClient, TaskState, start_airflow
+from llm_pipeline.demo.local_airflow import USERNAME, AirflowAccess, AirflowClient, TaskState, start_airflow
 from llm_pipeline.demo.services import DemoLayout
 from llm_pipeline.local_run import LocalRun
 from llm_pipeline.release.contract import StageResult
@@ -63,8 +62,8 @@ class _StepHandler(logging.Handler):
 
 
 _LOOK_SECONDS = 1.0
+_SECONDS_TO_DAG = 240.0
 _ENDED = frozenset({"success", "failed", "skipped", "upstream_failed"})
-_WAITS = "up_for_reschedule"
 _RUN_ENDED = frozenset({"success", "failed"})
 _REASON_CHARACTERS = 400
 _FIRST_RELEASE_TRIES = 3
@@ -84,16 +83,15 @@ class FollowedRun:
         self._deployment = deployment
         self._console = console
         self._printed: set[tuple[str, int]] = set()
-        self._waiting: set[str] = set()
         self._flow: ReleaseProgress | None = None
 
-    def trigger(self, dag_id: str, timeout_seconds: float = 240.0) -> str:
+    def trigger(self, dag_id: str) -> str:
         """Start a run as a user of the UI would; returns its id.
 
         Raises:
             Transient: Airflow has not taken in the DAG in time; the message holds its import errors.
         """
-        if not wait_until(lambda: self._client.has_dag(dag_id), timeout_seconds, every=_LOOK_SECONDS):
+        if not wait_until(lambda: self._client.has_dag(dag_id), _SECONDS_TO_DAG, every=_LOOK_SECONDS):
             errors = "; ".join(self._client.import_errors().values()) or "no import error"
             raise Transient(f"Airflow has no DAG {dag_id}: {errors}")
         self._client.unpause(dag_id)
@@ -114,36 +112,25 @@ class FollowedRun:
     def _print_ended_tasks(self, dag_id: str, run_id: str) -> None:
         for task in self._client.task_states(dag_id, run_id):
             identity = (task.task_id, task.map_index)
-            if task.state == _WAITS and task.task_id not in self._waiting:
-                self._waiting.add(task.task_id)
-                self._console.step(f"{task.task_id:<16} waits: another release of this model is on its way")
             if task.state not in _ENDED or identity in self._printed:
                 continue
             self._printed.add(identity)
             if task.task_id == "resolve" and task.state == "success":
                 release_id = str(self._client.xcom(dag_id, run_id, "resolve"))
                 self._flow = ReleaseProgress.open(self._deployment, release_id)
-            self._console.step(self._line(task))
-            if task.state == "failed" and (reason := self._reason(dag_id, run_id, task)):
-                self._console.step(f"{'':<29} {reason}")
-
-    def _reason(self, dag_id: str, run_id: str, task: TaskState) -> str:
-        """The last error in the log of a task that failed without a verdict; empty for none."""
-        name, subject = _stage_of(task)
-        result = self._result(name, subject)
-        if result and result.judgement:
-            return ""
-        lines = self._client.task_log(dag_id, run_id, task.task_id, attempt=task.tries, map_index=task.map_index)
-        errors = [line for line in lines if line.startswith(("ERROR ", "CRITICAL "))]
-        return errors[-1].partition(" ")[2].strip().partition("\n")[0][:_REASON_CHARACTERS] if errors else ""
-
-    def _line(self, task: TaskState) -> str:
-        name, subject = _stage_of(task)
-        seconds = f"{task.seconds:6.1f} s" if task.seconds is not None else " " * 8
-        result = self._result(name, subject)
-        outcome = f"  {result.judgement.verdict}: {result.judgement.summary}" if result and result.judgement else ""
-        reused = "  (reused)" if result and result.reused else ""
-        return f"{name:<16} {subject:<12} {task.state:<16} {seconds}{reused}{outcome}"
+            name = task.task_id.rpartition(".")[2]
+            subject = task.label.partition(" ")[0] if task.map_index >= 0 else ""
+            subject = "" if subject.isdigit() else subject  # a task that never ran has no label but its index
+            result = self._result(name, subject)
+            seconds = f"{task.seconds:6.1f} s" if task.seconds is not None else " " * 8
+            line = f"{name:<16} {subject:<12} {task.state:<16} {seconds}"
+            if result and result.reused:
+                line += "  (reused)"
+            if result and result.judgement:
+                line += f"  {result.judgement.verdict}: {result.judgement.summary}"
+            self._console.step(line)
+            if task.state == "failed" and not (result and result.judgement):
+                self._print_reason(dag_id, run_id, task)
 
     def _result(self, name: str, subject: str) -> StageResult | None:
         if self._flow is None:
@@ -152,13 +139,13 @@ class FollowedRun:
             name, subject = "canary", f"{subject}:{name.removeprefix('canary_').replace('_', '.')}"
         return self._flow.find(name, subject)
 
-
-def _stage_of(task: TaskState) -> tuple[str, str]:
-    """The stage of a task, and what it works on: a recipe, a target, or nothing."""
-    subject = task.label.partition(" ")[0] if task.map_index >= 0 else ""
-    if subject.isdigit():  # a task that never ran has no label but its index
-        subject = ""
-    return task.task_id.rpartition(".")[2], subject
+    def _print_reason(self, dag_id: str, run_id: str, task: TaskState) -> None:
+        """Print the last error in the log of a task that failed without a verdict."""
+        lines = self._client.task_log(dag_id, run_id, task.task_id, attempt=task.tries, map_index=task.map_index)
+        errors = [line for line in lines if line.startswith(("ERROR ", "CRITICAL "))]
+        if errors:
+            reason = errors[-1].partition(" ")[2].strip().partition("\n")[0]
+            self._console.step(f"{'':<29} {reason[:_REASON_CHARACTERS]}")
 
 
 class Demo:
@@ -180,10 +167,10 @@ class Demo:
     def rollback(self) -> int:
         """Release a candidate that turns slow in production; 0 when traffic is back and nothing was lost."""
         access = self._start_services()
-        before, lost_before = self._production(), self._traffic()[1]
+        before, lost_before = self._production(), services.read_traffic(self._layout).failed
         state, flow = self._release(access, "demo-rollback")
         self._print_summary(access, flow)
-        lost = self._traffic()[1] - lost_before
+        lost = services.read_traffic(self._layout).failed - lost_before
         after = self._production()
         same = before is not None and after is not None and before.repository == after.repository
         production = "what it was" if same else "CHANGED"
@@ -265,15 +252,6 @@ class Demo:
         return state, flow
 
     def _print_summary(self, access: AirflowAccess, flow: ReleaseProgress | None) -> None:
-        if flow is not None:
-            self._console.title("Verdicts")
-            rows = []
-            for result in sorted(flow.results().values(), key=lambda result: result.timings.started_at):
-                if judged := result.judgement:
-                    reused = " (reused)" if result.reused else ""
-                    rows.append([result.stage, result.subject, judged.verdict + reused, judged.summary])
-            for line in underlined(["gate", "of", "verdict", "why"], rows):
-                self._console.line(line)
         self._console.title("Look around")
         self._console.line(f"You         {self._model.question}")
         self._console.write("Production  ")
@@ -282,18 +260,13 @@ class Demo:
         self._console.line(f"\n            ({tokens / (time.monotonic() - asked):.1f} tokens/s)")
         url = services.users_url(self._deployment, self._model)
         self._console.line(f"OpenAI API  {url}/v1  (model {self._model.id})")
-        self._console.line(f"Airflow UI  {access.url}  (user {access.username}, password {access.password})")
+        self._console.line(f"Airflow UI  {access.url}  (user {USERNAME}, password {access.password})")
         if flow is not None:
             path = self._deployment.store.directory
             self._console.line(f"Report      {path}/{report_name(flow.record.release_id)}")
-        sent, lost = self._traffic()
-        self._console.line(f"Background traffic so far: {sent} requests sent, {lost} lost")
+        traffic = services.read_traffic(self._layout)
+        self._console.line(f"Background traffic so far: {traffic.sent} requests sent, {traffic.failed} lost")
         self._console.line("Everything stays up for a look; `make down` stops it.")
-
-    def _traffic(self) -> tuple[int, int]:
-        """Background requests sent and lost so far."""
-        record = services.read_traffic(self._layout)
-        return int(str(record.get("sent", 0))), int(str(record.get("failed", 0)))
 
     def _production(self) -> Pointer | None:
         return read_place(open_store(self._deployment.store), self._model.place).production

@@ -26,6 +26,7 @@ from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.demo.hub import publish_revision
 from llm_pipeline.demo.local_airflow import stop_airflow
+from llm_pipeline.demo.traffic import TrafficRecord
 from llm_pipeline.serving.ports import require_free_port
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
@@ -129,6 +130,7 @@ class DemoLayout:
 
 log = get_logger(__name__)
 _TRAFFIC = "traffic-process-"
+_LARGEST_PROCESS_RECORD_BYTES = 65536
 
 
 @contextmanager
@@ -217,13 +219,12 @@ def stop_traffic(layout: DemoLayout) -> None:
             record.unlink(missing_ok=True)
 
 
-def read_traffic(layout: DemoLayout) -> dict[str, object]:
+def read_traffic(layout: DemoLayout) -> TrafficRecord:
     """The background traffic's record so far."""
     try:
-        found: dict[str, object] = json.loads(layout.traffic_record.read_text())
+        return TrafficRecord.model_validate_json(layout.traffic_record.read_bytes())
     except FileNotFoundError:
-        return {}
-    return found
+        return TrafficRecord()
 
 
 def ask(deployment: Deployment, model: DemoModel, show: Callable[[str], object]) -> int:
@@ -253,7 +254,12 @@ def stop_everything(layout: DemoLayout) -> list[str]:
     """Stop every process that the demo or any release below it started; returns what was running."""
     from llm_pipeline.operations.switching import end_here
 
-    stopped = [process.name for process in _running_processes(layout)]
+    stopped = []
+    for record in sorted(layout.root.rglob("*.json")):
+        if record.is_file() and record.stat().st_size < _LARGEST_PROCESS_RECORD_BYTES:
+            process = detached.parsed(record.read_bytes())  # None for the other kinds of file
+            if process is not None and process.session_alive:
+                stopped.append(process.name)
     stop_traffic(layout)
     stop_airflow(layout.airflow)
     if layout.deployment.is_file():
@@ -268,28 +274,15 @@ def stop_everything(layout: DemoLayout) -> list[str]:
     return stopped
 
 
-def _running_processes(layout: DemoLayout) -> Iterator[detached.DetachedProcess]:
-    for record in sorted(layout.root.rglob("*.json")):
-        if not record.is_file() or record.stat().st_size > 65536:  # noqa: PLR2004 - a record is far smaller
-            continue
-        process = detached.parsed(record.read_bytes())  # None for the other kinds of file
-        if process is not None and process.session_alive:
-            yield process
-
-
 def _await_answer(url: str, record: Path, log_file: Path, seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
-    while (reason := _silence(url)) is not None:
+    reason = "not asked yet"
+    while reason:
+        try:
+            reason = "" if (status := call(url, seconds=5).status) == HTTPStatus.OK else f"HTTP {status}"
+        except OSError as error:
+            reason = str(error)
         process = detached.load(record)
-        if process is None or not process.alive or time.monotonic() > deadline:
+        if reason and (process is None or not process.alive or time.monotonic() > deadline):
             raise Transient(f"no answer: {reason}", where=url, hint=f"see {log_file}")
         time.sleep(0.1)
-
-
-def _silence(url: str) -> str | None:
-    """Why a URL does not answer 200 yet; None when it does."""
-    try:
-        status = call(url, seconds=5).status
-    except OSError as error:
-        return str(error)
-    return None if status == HTTPStatus.OK else f"HTTP {status}"

@@ -7,7 +7,6 @@ last record every request is answered or failed: one without an answer by then i
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -16,31 +15,21 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
+
+from pydantic import Field
 
 from llm_pipeline.base.entry import ArgumentParser, entry_point
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.base.logging import get_logger, write_json_lines
+from llm_pipeline.base.logging import write_json_lines
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
-
-log = get_logger(__name__)
 
 LAST_ANSWERS_SECONDS = 8.0
 """Longest wait for requests in flight at the end; shorter than the grace before a stopped process is killed."""
 
 _RECORD_SECONDS = 0.5
 _REASON_CHARACTERS = 120
-_ERRORS_KEPT = 20
-
-
-class FailedRequest(Frozen):
-    """One request without a proper answer."""
-
-    sent_at: datetime
-    streaming: bool
-    reason: str
 
 
 class TrafficRecord(Frozen):
@@ -50,40 +39,25 @@ class TrafficRecord(Frozen):
         sent: Requests sent.
         ok: Requests answered completely.
         failed: Requests that users lost; sent - ok - failed are in flight.
-        reasons: Failures by reason.
-        first_failures: The first few failures, with their time.
+        reasons: Failures by reason, which says first whether the answer was streamed.
     """
 
-    started_at: datetime
-    rate_per_second: float
-    sent: int
-    ok: int
-    failed: int
-    reasons: dict[str, int]
-    first_failures: tuple[FailedRequest, ...]
+    sent: int = 0
+    ok: int = 0
+    failed: int = 0
+    reasons: dict[str, int] = Field(default={})
 
 
 class Traffic:
     """Sends requests at a mean rate and counts what becomes of them."""
 
-    def __init__(
-        self,
-        client: GenerationClient,
-        prompts: Sequence[str],
-        *,
-        rate_per_second: float,
-        seed: int,
-        last_answers_seconds: float = LAST_ANSWERS_SECONDS,
-    ) -> None:
-        self._last_answers_seconds = last_answers_seconds
+    def __init__(self, client: GenerationClient, prompts: Sequence[str], rate_per_second: float) -> None:
         self._client = client
         self._prompts = prompts
         self._rate = rate_per_second
-        self._draws = random.Random(f"traffic {seed}")  # noqa: S311 - a schedule, not a secret
-        self._started_at = datetime.now(UTC)
+        self._draws = random.Random("traffic")  # noqa: S311 - a schedule, not a secret
         self._sent = self._ok = 0
         self._reasons: Counter[str] = Counter()
-        self._failures: list[FailedRequest] = []
         self._in_flight: set[asyncio.Task[None]] = set()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -97,49 +71,36 @@ class Traffic:
             task = asyncio.create_task(self._one())
             self._in_flight.add(task)
             task.add_done_callback(self._in_flight.discard)
-        await self._let_answers_come()
+        if self._in_flight:
+            _, late = await asyncio.wait(self._in_flight, timeout=LAST_ANSWERS_SECONDS)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
 
-    def record(self) -> TrafficRecord:
-        """The counts as they are now."""
-        return TrafficRecord(
-            started_at=self._started_at,
-            rate_per_second=self._rate,
-            sent=self._sent,
-            ok=self._ok,
-            failed=sum(self._reasons.values()),
-            reasons=dict(self._reasons),
-            first_failures=tuple(self._failures),
-        )
-
-    async def _let_answers_come(self) -> None:
-        if not self._in_flight:
-            return
-        _, late = await asyncio.wait(self._in_flight, timeout=self._last_answers_seconds)
-        for task in late:
-            task.cancel()
-        await asyncio.gather(*late, return_exceptions=True)
+    def write_record(self, path: Path) -> None:
+        """Replace the record file, by the counts as they are now, at once."""
+        failed = sum(self._reasons.values())
+        record = TrafficRecord(sent=self._sent, ok=self._ok, failed=failed, reasons=dict(self._reasons))
+        temporary = path.with_name(f".{path.name}")
+        temporary.write_text(record.model_dump_json(indent=1) + "\n")
+        temporary.replace(path)
 
     async def _one(self) -> None:
         self._sent += 1
-        streaming, sent_at = self._draws.random() < 0.5, datetime.now(UTC)  # noqa: PLR2004 - half of them
+        streaming = self._draws.random() < 0.5  # noqa: PLR2004 - half of them
         request = GenerationRequest(
             self._draws.choice(self._prompts), self._draws.randint(4, 8), ignore_eos=True, allow_empty=True
         )
+        kind = "streamed" if streaming else "unary"
         try:
             answer = await (self._client.stream(request) if streaming else self._client.generate(request))
         except asyncio.CancelledError:
-            self._failed("no answer by the end of the traffic", sent_at, streaming=streaming)
+            self._reasons[f"{kind}: no answer by the end of the traffic"] += 1
             raise
         if answer.ok:
             self._ok += 1
         else:
-            self._failed(answer.error, sent_at, streaming=streaming)
-
-    def _failed(self, error: str, sent_at: datetime, *, streaming: bool) -> None:
-        reason = error[:_REASON_CHARACTERS]
-        self._reasons[reason] += 1
-        if len(self._failures) < _ERRORS_KEPT:
-            self._failures.append(FailedRequest(sent_at=sent_at, streaming=streaming, reason=reason))
+            self._reasons[f"{kind}: {answer.error[:_REASON_CHARACTERS]}"] += 1
 
 
 def read_prompts(path: Path) -> list[str]:
@@ -158,13 +119,6 @@ def read_prompts(path: Path) -> list[str]:
     return prompts
 
 
-def write_record(path: Path, record: TrafficRecord) -> None:
-    """Replace the record file at once."""
-    temporary = path.with_name(f".{path.name}")
-    temporary.write_text(record.model_dump_json(indent=1) + "\n")
-    temporary.replace(path)
-
-
 @entry_point
 def main(arguments: Sequence[str] | None = None) -> int:
     """Send traffic until SIGTERM or SIGINT."""
@@ -173,24 +127,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rate", type=float, default=20.0, help="mean requests a second")
     parser.add_argument("--record", type=Path, required=True, help="JSON file to keep up to date")
     parser.add_argument("--prompts", type=Path, required=True, help="jsonl with a `prompt` in each line")
-    parser.add_argument("--seed", type=int, default=0, help="of arrivals and prompts")
     options = parser.parse_args(arguments)
     write_json_lines()
-    asyncio.run(_serve(options, read_prompts(options.prompts)))
+    asyncio.run(_serve(options.url, options.rate, options.record, read_prompts(options.prompts)))
     return 0
 
 
-async def _serve(options: argparse.Namespace, prompts: Sequence[str]) -> None:
+async def _serve(url: str, rate_per_second: float, record: Path, prompts: Sequence[str]) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with GenerationClient(options.url, timeout_seconds=30.0) as client:
-        traffic = Traffic(client, prompts, rate_per_second=options.rate, seed=options.seed)
-        write_record(options.record, traffic.record())
+    async with GenerationClient(url, timeout_seconds=30.0) as client:
+        traffic = Traffic(client, prompts, rate_per_second)
+        traffic.write_record(record)
         sending = asyncio.create_task(traffic.run(stop))
         while not sending.done():
             await asyncio.wait({sending}, timeout=_RECORD_SECONDS)
-            write_record(options.record, traffic.record())
+            traffic.write_record(record)
         await sending
 
 

@@ -84,7 +84,7 @@ def running(root: Path, make_project: Callable[..., Project], empty_database: Pa
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     release = _release(make_project(root / "release", approval=True))
     watched = _watched(release, root / "watched", f"http://127.0.0.1:{port}")
-    access = AirflowAccess("", "", "")
+    access = AirflowAccess("", "")
     with otlp_receiver() as telemetry:
         airflow = RealAirflow(home=home, access=access, release=release, watched=watched, hub=hub, telemetry=telemetry)
         try:

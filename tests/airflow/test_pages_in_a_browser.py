@@ -75,7 +75,7 @@ def site(tmp_path_factory, make_project, empty_database) -> Iterator[Site]:
     try:
         until(lambda: server.poll() is not None or _answers(url), 600)
         assert server.poll() is None, (root / "log").read_text()[-2000:]
-        yield Site(AirflowAccess(url=url, username="admin", password=password), (first, second))
+        yield Site(AirflowAccess(url=url, password=password), (first, second))
     finally:
         os.killpg(server.pid, 9)
         server.wait()
@@ -164,7 +164,7 @@ def test_the_button_beside_a_connection_says_whether_the_hub_takes_its_token(sit
     with hub() as url, AirflowClient(site.access) as client:
         host, _, port = url.rpartition(":")
         named = {"connection_id": "the_hub", "conn_type": "llm_hub", "host": host, "port": int(port)}
-        client._call("POST", "/api/v2/connections", json={**named, "password": token})
+        client.call("POST", "/api/v2/connections", json={**named, "password": token})
 
         async def visit(browser: Browser) -> None:
             await browser.open(f"{site.access.url}/connections")

@@ -58,10 +58,10 @@ class Run:
         return next((one for one in states if (one.task_id, one.map_index) == (task_id, index)), None)
 
     def details(self, task_id: str, index: int) -> dict[str, Any]:
-        return self.client._call("GET", self._path(task_id, index))
+        return self.client.call("GET", self._path(task_id, index))
 
     def mark_failed(self, task_id: str, index: int) -> None:
-        self.client._call("PATCH", self._path(task_id, index), json={"new_state": "failed"})
+        self.client.call("PATCH", self._path(task_id, index), json={"new_state": "failed"})
 
     def log(self, task_id: str, attempt: int) -> list[str]:
         return self.client.task_log(self.dag_id, self.run_id, task_id, attempt=attempt, map_index=0)
@@ -100,7 +100,7 @@ class Run:
 
     @property
     def note(self) -> str:
-        return self.client._call("GET", self.path)["note"]
+        return self.client.call("GET", self.path)["note"]
 
     def _path(self, task_id: str, index: int) -> str:
         return f"{self.path}/taskInstances/{task_id}/{index}"
@@ -169,7 +169,7 @@ def test_a_recipe_that_is_not_tried_says_why(denied):
 
 def test_an_answer_on_the_command_line_ends_a_form_that_waits(denied, client):
     assert denied.task("approve", -1).state == "success"
-    form = client._call("GET", f"{denied._path('approve', -1)}/hitlDetails")
+    form = client.call("GET", f"{denied._path('approve', -1)}/hitlDetails")
     assert (form["response_received"], form["chosen_options"]) == (True, ["Approve"])
     assert any("approved by bob" in line for line in client.task_log(DAG_OF_ONE_TARGET, denied.run_id, "approve"))
 
@@ -235,7 +235,7 @@ def test_a_run_that_a_person_marked_failed_is_failed_also_while_it_was_queued_an
     run, queued = trigger(client, DAG_OF_ONE_TARGET), trigger(client, DAG_OF_ONE_TARGET)
     until(lambda: started(marker))
     for one, told in ((queued, {}), (run, {"note": "It took too long."})):
-        client._call("PATCH", one.path, json={"state": "failed", **told})
+        client.call("PATCH", one.path, json={"state": "failed", **told})
     assert client.run_state(queued.dag_id, queued.run_id) == "failed", "it has no task that could fail"
     assert re.fullmatch(r"Marked as failed by admin, 20.* UTC", queued.note)
     assert re.fullmatch(r"It took too long\.\n\nMarked as failed by admin, 20.* UTC", run.note)

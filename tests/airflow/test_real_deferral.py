@@ -143,11 +143,11 @@ class Run:
         return "\n".join(self.client.task_log(self.dag_id, self.run_id, task_id, attempt=max(1, self.tries(task_id))))
 
     def mark_failed(self, task_id: str) -> None:
-        self.client._call("PATCH", f"{self.path}/{task_id}", json={"new_state": "failed"})
+        self.client.call("PATCH", f"{self.path}/{task_id}", json={"new_state": "failed"})
 
     def clear(self, task_id: str) -> None:
         body = {"dry_run": False, "task_ids": [task_id], "dag_run_id": self.run_id, "only_failed": False}
-        self.client._call("POST", f"/api/v2/dags/{self.dag_id}/clearTaskInstances", json=body)
+        self.client.call("POST", f"/api/v2/dags/{self.dag_id}/clearTaskInstances", json=body)
 
     def ended(self) -> bool:
         return self.client.run_state(self.dag_id, self.run_id) in ("success", "failed")
@@ -161,7 +161,7 @@ def kill_a_worker(jobs: Jobs, run: Run) -> str:
         for name, state in run.states().items():
             if state == "running" and name in KEPT and jobs.started(run.dag_id, name):
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(run.client._call("GET", f"{run.path}/{name}")["pid"], signal.SIGKILL)
+                    os.kill(run.client.call("GET", f"{run.path}/{name}")["pid"], signal.SIGKILL)
                     return name
         return ""
 

@@ -42,7 +42,7 @@ class Scene:
         return status.words if status else ""
 
     def runs(self) -> list[dict[str, Any]]:
-        found = self.client._call("GET", f"/api/v2/dags/{DAG}/dagRuns", params={"order_by": "run_after"})
+        found = self.client.call("GET", f"/api/v2/dags/{DAG}/dagRuns", params={"order_by": "run_after"})
         return list(found["dag_runs"])
 
     def claimed_by(self, commit: str) -> str | None:

@@ -31,12 +31,12 @@ def main(directory: Path) -> None:
             eos_token_id=EOS, pad_token_id=PAD, tie_word_embeddings=False,
         )
     )  # fmt: skip
-    train._fit(model, tokenizer, train.Training())
+    train.fit(model, tokenizer)
     model.to(torch.float16)
     partial = directory.with_name(f"{directory.name}.partial")
     model.save_pretrained(partial)
     tokenizer.save_pretrained(partial)
-    sys.stdout.write(f"held-out accuracy: {train.held_out_accuracy(model, tokenizer)}\n")
+    sys.stdout.write(f"held-out accuracy: {train.held_out_accuracy(model, tokenizer):.1%}\n")
     partial.rename(directory)
 
 

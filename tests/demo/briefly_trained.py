@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from llm_pipeline.demo.train import BOS, EOS, PAD, Training, _fit, train_demo_model, train_tokenizer
+from llm_pipeline.demo.train import BOS, EOS, PAD, fit, train_demo_model, train_tokenizer
 
 STEPS = 60
 
@@ -15,7 +15,7 @@ STEPS = 60
 @functools.cache
 def checkpoint(directory: Path) -> Path:
     """The demo's model."""
-    train_demo_model(directory / "checkpoint", Training(steps=STEPS))
+    train_demo_model(directory / "checkpoint", STEPS)
     return directory / "checkpoint"
 
 
@@ -34,7 +34,7 @@ def mixture(directory: Path) -> Path:
             tie_word_embeddings=False,
         )
     )  # fmt: skip
-    _fit(model, tokenizer, Training(steps=STEPS))
+    fit(model, tokenizer, STEPS)
     model.to(torch.float16).save_pretrained(directory / "mixture")
     tokenizer.save_pretrained(directory / "mixture")
     return directory / "mixture"
