@@ -223,3 +223,14 @@ def _release(config: str, margin: float) -> ResolvedRelease:
     accuracy = release.policy.accuracy.model_copy(update={"margin": margin})
     policy = release.policy.model_copy(update={"name": "strict", "accuracy": accuracy})
     return release.model_copy(update={"policy": policy})
+
+
+def a_refused_and_a_serving_release(history: History) -> tuple[str, str]:
+    """The ids of a release that a load test refused, and of a newer one of the same config that serves."""
+    refused = history.resolve(1)
+    history.stage(refused, "accuracy", "fp8", judgement=GO)
+    history.stage(refused, "load_test", "cpu", judgement=NO_GO)
+    history.pass_days(1)
+    serving = history.release(2)
+    history.settle(serving)
+    return refused, serving

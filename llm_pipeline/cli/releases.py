@@ -15,7 +15,6 @@ from llm_pipeline.cli.options import (
     add_command,
     deployment_of,
     open_flow,
-    seconds,
     write_files,
     write_lines,
 )
@@ -52,7 +51,6 @@ def add_commands(commands: Commands) -> None:
     plan.add_argument("--replace", action="store_true", help=_REPLACE)
     plan.add_argument("--json", action="store_true", help="print the plan as JSON")
     plan.add_argument("--output", type=Path, metavar="DIR", help="write plan.json and plan.txt there, too")
-    plan.add_argument("--store-seconds", type=seconds, metavar="SECONDS", help="longest wait for the store's listing")
 
     add_stage(commands)
     report = add_command(commands, "report", _report, "write a release's report again and print its path")
@@ -127,12 +125,7 @@ def _plan(options: argparse.Namespace) -> int:
 def _write_plan(options: argparse.Namespace) -> int:
     from llm_pipeline.planning.plan import format_plan, plan_release
 
-    plan = plan_release(
-        options.config,
-        store_seconds=options.store_seconds,
-        overrides=_overrides(options),
-        replace=options.replace,
-    )
+    plan = plan_release(options.config, overrides=_overrides(options), replace=options.replace)
     document, text = plan.model_dump_json(indent=1) + "\n", format_plan(plan)
     if options.output:
         write_files(options.output, {"plan.json": document, "plan.txt": text})

@@ -8,19 +8,17 @@ evidence gives the same card. Text from outside is escaped.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any
 
 import yaml
 
-from llm_pipeline.accuracy.evaluation import PairedAccuracy
 from llm_pipeline.base.quantities import byte_size, points
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.untrusted_text import markdown, one_line
-from llm_pipeline.base.verdict import Judgement
 from llm_pipeline.config.quantization import QuantizationRecipe
-from llm_pipeline.config.target import Target
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.flow import step_named
 from llm_pipeline.release.record import ReleaseRecord
@@ -32,6 +30,7 @@ from llm_pipeline.reporting.model import AccuracyStudy, ReportData
 PROVENANCE_DIRECTORY = "llm_pipeline"
 """Where the pushed repository has what is not the model's: loaders, and our own download, leave it out."""
 
+_TEMPLATE = "card.md.jinja"
 _SERVERS = {
     "vllm": "vllm serve {repository}{kv_cache}",
     "tensorrt_llm_llmapi": "trtllm-serve {repository}",
@@ -100,10 +99,50 @@ def _is_evidence(stage: str) -> bool:
 
 def render_card(facts: CardFacts) -> str:
     """The card: YAML metadata, then Markdown."""
+    import jinja2
+
+    release = facts.record.release
+    targets = [release.target(name) for name in facts.targets]
+    kv_cache = " --kv-cache-dtype fp8" if facts.quantization.kv_cache == "fp8" else ""
+    engines = dict.fromkeys(target.engine for target in targets if target.engine in _SERVERS)
+    quantized = facts.result("quantize", facts.recipe)
+    ratio = quantized.metrics.get("size_ratio") if quantized else None
+    environment = jinja2.Environment(  # noqa: S701 - Markdown, which `_escaped` escapes
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_escaped,
+    )
+    environment.filters.update(byte_size=byte_size, points=points, plain=_Plain)
+    source = resources.files(__package__).joinpath(_TEMPLATE).read_text(encoding="utf-8")
+    text = environment.from_string(source).render(
+        facts=facts,
+        record=facts.record,
+        model=facts.record.model,
+        recipe=facts.quantization,
+        taken_from=facts.record.checkpoints.get(facts.recipe) if facts.quantization.source else None,
+        size_ratio=ratio if facts.quantized and isinstance(ratio, int | float) else None,
+        tools=quantized.tools if quantized else {},
+        studies=[(study, _verdicts(facts, study)) for study in facts.report.accuracy if _is_of(facts, study)],
+        speed=[figure for load in facts.report.loads if load.target in facts.targets for figure in load_figures(load)],
+        commands=[_SERVERS[name].format(repository=facts.repository, kv_cache=kv_cache) for name in engines],
+        targets=targets,
+        provenance=PROVENANCE_DIRECTORY,
+    )
     fields = yaml.safe_dump(dict(_metadata(facts)), sort_keys=False, allow_unicode=True)
-    parts = (_heading(facts), _recipe(facts), _accuracy(facts), _speed(facts), _serving(facts))
-    lines = [line for part in (*parts, _provenance(facts)) for line in part]
-    return f"---\n{fields}---\n\n" + "\n".join(lines).rstrip("\n") + "\n"
+    return f"---\n{fields}---\n\n{text.strip()}\n"
+
+
+class _Plain(str):
+    """A text of which the template shows every character as it is, within a line of code."""
+
+    __slots__ = ()
+
+
+def _escaped(value: object) -> object:
+    if isinstance(value, _Plain):
+        return one_line(value).replace("`", "'")
+    return markdown(value) if isinstance(value, str) else value
 
 
 def _metadata(facts: CardFacts) -> Iterator[tuple[str, Any]]:
@@ -118,130 +157,17 @@ def _metadata(facts: CardFacts) -> Iterator[tuple[str, Any]]:
     yield "tags", ["llm-pipeline", *(["modelopt", facts.quantization.weights] if facts.made_by_modelopt else [])]
 
 
-def _heading(facts: CardFacts) -> Iterator[str]:
-    model = facts.record.model
-    what = f"quantized with the recipe {facts.recipe}" if facts.quantized else "at its own precision"
-    yield f"# {markdown(facts.repository)}"
-    yield ""
-    yield f"{markdown(model.id)} at commit `{model.commit}`, {markdown(what)}."
-    yield ""
-    yield f"Licence of the base model, from which this is derived: {markdown(model.license or 'not stated')}."
-    yield ""
+def _is_of(facts: CardFacts, study: AccuracyStudy) -> bool:
+    return study.name in (facts.recipe, *(f"served on {target}" for target in facts.targets))
 
 
-def _recipe(facts: CardFacts) -> Iterator[str]:
-    recipe = facts.quantization
-    yield "## Recipe"
-    yield ""
-    if recipe.description:
-        yield from (markdown(recipe.description), "")
-    rows = [("Weights", recipe.weights), ("KV cache", recipe.kv_cache), ("Kept as they are", ", ".join(recipe.exclude))]
-    if (calibration := recipe.calibration) is not None:
-        sources = ", ".join(calibration.sources)
-        rows.append(("Calibration", f"{calibration.samples} texts of {sources}, seed {calibration.seed}"))
-    if recipe.source and (pinned := facts.record.checkpoints.get(facts.recipe)):
-        rows[:1] = [("Taken from", f"{recipe.source} at commit {pinned.commit}")]
-    quantized = facts.result("quantize", facts.recipe)
-    rows.append(("Size", byte_size(facts.bytes)))
-    if quantized is not None:
-        ratio = quantized.metrics.get("size_ratio")
-        if facts.quantized and isinstance(ratio, int | float):
-            rows[-1] = ("Size", f"{byte_size(facts.bytes)}, the weights {100 * ratio:.1f} % of the base's")
-        rows += [("Made with", f"{name} {version}") for name, version in sorted(quantized.tools.items())]
-    yield from _table(("", ""), [row for row in rows if row[1]])
-
-
-def _accuracy(facts: CardFacts) -> Iterator[str]:
-    names = {facts.recipe: ("accuracy", facts.recipe)}
-    names |= {f"served on {target}": ("served_accuracy", target) for target in facts.targets}
-    studies = [study for study in facts.report.accuracy if study.name in names]
-    if not studies:
-        return
-    dtype = facts.record.release.baseline.dtype
-    yield "## Accuracy"
-    yield ""
-    yield f"Item by item against the same model in {dtype}, unquantized."
-    yield ""
-    for study in studies:
-        result = facts.result(*names[study.name])
-        yield from _study(facts, study, result.judgement if result else None)
-
-
-def _study(facts: CardFacts, study: AccuracyStudy, judgement: Judgement | None) -> Iterator[str]:
-    compared, served = study.comparison, study.name != facts.recipe
-    rows = [_accuracy_row(task, study.task_margin, judgement) for task in compared.tasks]
-    rows.append(_accuracy_row(compared.pooled, study.margin, judgement))
-    yield f"### {'As served on ' + markdown(study.name.removeprefix('served on ')) if served else 'The checkpoint'}"
-    yield ""
-    yield from _table(("task", "items", "base", "this model", "points lost", "between", "allowed", "verdict"), rows)
-    confidence = f"{100 * compared.confidence:.4g} %"
-    yield f"The bounds of a loss are one-sided, at {confidence} each. Less than nothing lost is a gain."
-    yield ""
-
-
-def _accuracy_row(part: PairedAccuracy, margin: float, judgement: Judgement | None) -> tuple[str, ...]:
-    evidence = judgement.evidence if judgement else ()
-    fact = next((fact for fact in evidence if fact.name == f"accuracy loss, {part.name}"), None)
-    verdict = fact.verdict.value if fact else ""
-    if part.loss is None:
-        return (part.name, str(part.pairs), "", "", "", "", points(margin), verdict)
-    shown = ("" if score is None else f"{100 * score:.2f} %" for score in (part.baseline, part.candidate))
-    between = f"{points(part.loss.lower)} to {points(part.loss.upper)}"
-    return (part.name, f"{part.pairs:,}", *shown, points(part.loss.estimate), between, points(margin), verdict)
-
-
-def _speed(facts: CardFacts) -> Iterator[str]:
-    rows = [
-        (figure.label, figure.value, figure.note)
-        for load in facts.report.loads
-        if load.target in facts.targets
-        for figure in load_figures(load)
-    ]
-    if rows:
-        yield "## Speed"
-        yield ""
-        yield from _table(("", "", ""), rows)
-
-
-def _serving(facts: CardFacts) -> Iterator[str]:
-    targets = [facts.record.release.target(name) for name in facts.targets]
-    yield "## Serving"
-    yield ""
-    kv_cache = " --kv-cache-dtype fp8" if facts.quantization.kv_cache == "fp8" else ""
-    for command in dict.fromkeys(_SERVERS[target.engine] for target in targets if target.engine in _SERVERS):
-        yield from ("```", command.format(repository=facts.repository, kv_cache=kv_cache), "```", "")
-    rows = [(target.name, target.accelerator, _runtime(target), target.container or "") for target in targets]
-    yield "It passed its gates on:"
-    yield ""
-    yield from _table(("target", "accelerator", "engine", "container"), rows)
-    if facts.made_by_modelopt:
-        yield "The scales lie beside the packed weights: load it with an engine that reads modelopt's checkpoints."
-        yield "Transformers alone ignores them, without an error."
-        yield ""
-
-
-def _runtime(target: Target) -> str:
-    again = "" if target.weight_format == "native" else f", which compressed it again to {target.weight_format}"
-    return " ".join(filter(None, (target.engine, target.runtime_version))) + again
-
-
-def _provenance(facts: CardFacts) -> Iterator[str]:
-    yield "## Provenance"
-    yield ""
-    checkpoint = f"{facts.checkpoint.kind}/{facts.checkpoint.digest}"
-    yield f"Release `{_plain(facts.record.release_id)}`, checkpoint `{checkpoint}`."
-    yield f"`{PROVENANCE_DIRECTORY}/release.json` has each stage's key, digests, tools and verdict."
-    if facts.signed:
-        yield f"`{PROVENANCE_DIRECTORY}/_SIGNATURE.json` is a sigstore bundle over every file of the checkpoint."
-    yield ""
-
-
-def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    yield f"| {' | '.join(head)} |"
-    yield "|" + "---|" * len(head)
-    yield from (f"| {' | '.join(map(markdown, row))} |" for row in rows)
-    yield ""
-
-
-def _plain(value: str) -> str:
-    return one_line(value).replace("`", "'")
+def _verdicts(facts: CardFacts, study: AccuracyStudy) -> dict[str, str]:
+    """What the gate of a study said of each task, and of all together."""
+    target = study.name.removeprefix("served on ")
+    gate = (
+        facts.result("accuracy", facts.recipe)
+        if study.name == facts.recipe
+        else facts.result("served_accuracy", target)
+    )
+    evidence = gate.judgement.evidence if gate and gate.judgement else ()
+    return {fact.name.removeprefix("accuracy loss, "): fact.verdict.value for fact in evidence}

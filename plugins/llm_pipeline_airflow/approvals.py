@@ -117,21 +117,19 @@ class DecisionTrigger(BaseTrigger):
     Args:
         ti_id: The waiting task instance.
         awaited: An `AwaitedAnswer` as JSON.
-        yes: The form's option for an approval.
-        no: Its option for a denial, and for no answer in time.
         until: When the time is over, in ISO 8601.
     """
 
-    def __init__(self, *, ti_id: str, awaited: str, yes: str, no: str, until: str) -> None:
+    def __init__(self, *, ti_id: str, awaited: str, until: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.ti_id, self.yes, self.no, self.until = str(ti_id), yes, no, until
+        self.ti_id, self.until = str(ti_id), until
         self._json = awaited
         self.awaited = AwaitedAnswer.model_validate_json(awaited)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """The class and its arguments; see `BaseTrigger`."""
-        arguments = {name: getattr(self, name) for name in ("ti_id", "yes", "no", "until")}
-        return "llm_pipeline_airflow.approvals.DecisionTrigger", {"awaited": self._json, **arguments}
+        arguments = {"ti_id": self.ti_id, "awaited": self._json, "until": self.until}
+        return "llm_pipeline_airflow.approvals.DecisionTrigger", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look every few seconds; a store that cannot be read now is asked again."""
@@ -144,7 +142,7 @@ class DecisionTrigger(BaseTrigger):
                 approved = await asyncio.to_thread(self._look)
             for fault in faults:
                 log.warning("cannot read whether the question was answered: %s", fault)
-        chosen = [self.yes if approved else self.no]
+        chosen = [ApprovalOperator.APPROVE if approved else ApprovalOperator.REJECT]
         await self._close_form(chosen)
         yield TriggerEvent(  # type: ignore[no-untyped-call]
             HITLTriggerEventSuccessPayload(
@@ -212,8 +210,6 @@ class DecisionOperator(ApprovalOperator):
             trigger = DecisionTrigger(
                 ti_id=str(context["ti"].id),
                 awaited=awaited.model_dump_json(),
-                yes=self.APPROVE,
-                no=self.REJECT,
                 until=(now + timeout).isoformat(),
             )
             self.defer(trigger=trigger, method_name=wait.method_name, timeout=timeout + _FOR_THE_TRIGGER)

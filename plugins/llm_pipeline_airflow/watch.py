@@ -12,7 +12,7 @@ import logging
 import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 STATE_KEY = "watch"
-_STATUS_REFRESH = timedelta(minutes=15)
 _ON_THEIR_WAY = ["queued", "running"]
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _REQUEST_ID = re.compile(r"\s*\(Request ID:[^)]*\)")
@@ -139,7 +138,6 @@ class HubRevisionTrigger(BaseEventTrigger):
         super().__init__()  # type: ignore[no-untyped-call]
         self._json = watched
         self.watched = Watched.model_validate_json(watched)
-        self._status: WatchStatus | None = None
         self._last_fault = ""
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -239,13 +237,9 @@ class HubRevisionTrigger(BaseEventTrigger):
             self._known(error, f"writing the status of the release watch of {self.watched.config}")
 
     def _write_status(self, state: WatchState, decision: WatchDecision) -> None:
-        """Write it when it is another decision, or the last writing is some time ago."""
         watched, now = self.watched, datetime.now(UTC)
-        known = self._status or read_status(self._store, watched.config)
+        known = read_status(self._store, watched.config)
         same = known is not None and (known.words, known.commit) == (decision.words, state.head)
-        if known is not None and same and now - known.checked_at < _STATUS_REFRESH:
-            self._status = known
-            return
         status = WatchStatus(
             config=watched.config,
             model=watched.model_id,
@@ -256,7 +250,6 @@ class HubRevisionTrigger(BaseEventTrigger):
             checked_at=now,
         )
         write_status(self._store, status)
-        self._status = status
 
     def _known(self, error: Exception, what: str) -> PipelineError | Exception:
         """The error to tell of; the traceback of a fault is logged when it is another one than the last time."""

@@ -14,11 +14,13 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
+    from fastapi.testclient import TestClient
     from in_process_runner import InProcess
     from people import People
     from real_airflow import RealAirflow
@@ -68,6 +70,8 @@ triton_home: {root}/triton
 places: {{ cpu-a: {place_a}, cpu-b: {place_b} }}
 notifications: {{ chat: {{ variable: CHAT_URL }} }}
 """
+SIZES = """sizes: { model_type: llama, hidden_size: 128, intermediate_size: 384, num_hidden_layers: 2,
+  num_attention_heads: 4, num_key_value_heads: 2, vocab_size: 512, max_position_embeddings: 4096 }"""
 TARGET = "{ accelerator: cpu, accelerator_count: 0, engine: openvino_cpu }"
 
 
@@ -82,6 +86,18 @@ class Project:
 
     root: Path
     config: Path
+
+    def edit(self, name: str, before: str, after: str) -> None:
+        """Replace a text in one of the configs, e.g. `releases/tiny`."""
+        path = self.root / "configs" / f"{name}.yaml"
+        text = path.read_text()
+        assert before in text
+        path.write_text(text.replace(before, after))
+
+    def add(self, name: str, text: str) -> None:
+        """Add lines to one of the configs."""
+        with (self.root / "configs" / f"{name}.yaml").open("a") as config:
+            config.write(text)
 
     def script(self, **stages: dict) -> None:
         """How stages end: `script(**{"accuracy/small": {"verdict": "NO_GO"}})`."""
@@ -128,6 +144,14 @@ def project(tmp_path: Path) -> Project:
     return write_project(tmp_path)
 
 
+@pytest.fixture
+def without_hub(project) -> Project:
+    """The sizes of the model are stated, and its hub refuses connections."""
+    project.edit("releases/tiny", "demo/tiny", f"demo/tiny, {SIZES}")
+    project.add("deployments/here", "hub: { endpoint: 'http://127.0.0.1:9' }\n")
+    return project
+
+
 @pytest.fixture(scope="module")
 def told() -> Iterator[People]:
     """Whom the deployments tell, in this process."""
@@ -154,6 +178,21 @@ def in_process() -> Iterator[InProcess]:
         patch.setattr("llm_pipeline_airflow.approvals.Runners", runner)
         patch.setattr(execute, "load_stage", scripted_stages().load_stage)
         yield runner
+
+
+@pytest.fixture
+def pages_for_everybody(monkeypatch) -> Iterator[TestClient]:
+    """Asks our pages, as users who may read everything."""
+    from fastapi.testclient import TestClient
+    from llm_pipeline_airflow import web
+
+    manager = SimpleNamespace(is_authorized_dag=lambda **_: True)
+    monkeypatch.setattr(web, "get_auth_manager", lambda: manager)
+    for route in web.app.routes:
+        for dependency in route.dependant.dependencies if hasattr(route, "dependant") else ():
+            monkeypatch.setitem(web.app.dependency_overrides, dependency.call, lambda: None)
+    with TestClient(web.app) as client:
+        yield client
 
 
 @pytest.fixture(scope="session")

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import httpx
 from otlp_receiver import Telemetry, otlp_receiver
 from safetensors_files import write_safetensors
+from waiting import free_port
 
 from llm_pipeline.demo.hub import publish_revision
 from llm_pipeline.demo.local_airflow import AirflowAccess, start_airflow, stop_airflow
@@ -73,13 +72,11 @@ class RealAirflow:
 def running(root: Path, make_project: Callable[..., Project], empty_database: Path) -> Iterator[RealAirflow]:
     """An Airflow below `root`, with a hub of its own."""
     home, hub = root / "airflow", root / "hub"
-    for directory in (home, root / "release", root / "watched"):
+    for directory in (root / "release", root / "watched"):
         directory.mkdir()
-    shutil.copyfile(empty_database, home / "airflow.db")
-    (home / "migrated").write_text(version("apache-airflow"))
+    make_home(home, empty_database)
     publish(hub)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "llm_pipeline.demo.hub", "--root", str(hub), "--port", str(port)]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     release = _release(make_project(root / "release", approval=True))
@@ -95,6 +92,13 @@ def running(root: Path, make_project: Callable[..., Project], empty_database: Pa
             server.wait()
 
 
+def make_home(home: Path, empty_database: Path) -> None:
+    """A directory for an Airflow, whose database is made already."""
+    home.mkdir()
+    shutil.copyfile(empty_database, home / "airflow.db")
+    (home / "migrated").write_text(version("apache-airflow"))
+
+
 def publish(hub: Path, *, weights: int = 4096, readme: bytes = b"# Tiny") -> str:
     """Publish the model, with so many bytes of weights; returns the commit."""
     directory = hub.parent / "source"
@@ -105,18 +109,8 @@ def publish(hub: Path, *, weights: int = 4096, readme: bytes = b"# Tiny") -> str
     return publish_revision(hub, "demo/tiny", directory, "upload")
 
 
-def until(condition: Callable[[], Any], seconds: float = 300.0, *, look_seconds: float = 0.5) -> Any:
-    """What the condition gives as soon as it is true; looks at Airflow's API take the API server 50 ms of a core."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(look_seconds)
-    return found
-
-
 def _release(project: Project) -> Project:
-    policy = project.root / "configs/policies/quick.yaml"
-    policy.write_text(policy.read_text().replace("[5, 100]", "[5, 100], approve_before_percent: [100]"))
+    project.edit("policies/quick", "[5, 100]", "[5, 100], approve_before_percent: [100]")
     one_target = project.config.read_text().replace("[cpu-a, cpu-b]", "[cpu-a]")
     project.config.with_name("one_target.yaml").write_text(one_target)
     return project

@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from llm_pipeline_airflow.approvals import DecisionOperator
 from llm_pipeline_airflow.dag_factory import release_dag
-from test_impossible_release import without_hub  # noqa: F401 - a fixture
 
 from llm_pipeline.base.errors import ConfigError, ExitCode
 from llm_pipeline.base.verdict import Verdict
@@ -26,9 +25,9 @@ pytestmark = pytest.mark.usefixtures("in_process")
 
 
 @pytest.fixture
-def project(without_hub):  # noqa: F811
+def project(without_hub):
     """A release whose canary alone is planned to take longer than its budget."""
-    without_hub.config.write_text(without_hub.config.read_text() + "budget: { hours: 0.001 }\n")
+    without_hub.add("releases/tiny", "budget: { hours: 0.001 }\n")
     return without_hub
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 
 import pytest
@@ -17,6 +15,7 @@ from airflow.sdk import DAG, chain
 from airflow.sdk.exceptions import AirflowSkipException
 from llm_pipeline_airflow.claim import ClaimSensor, GiveBackOperator
 from llm_pipeline_airflow.operators import ResolveOperator, StageOperator
+from waiting import until
 
 from llm_pipeline.release.claim import AirflowRun, Claimant, LocalProcess, ReleaseClaim, free_claim, read_claim
 from llm_pipeline.release.loading import load_release
@@ -35,13 +34,6 @@ def store(project) -> ArtifactStore:
 def claim_of(project, store: ArtifactStore, party: AirflowRun | LocalProcess) -> ReleaseClaim:
     config = load_release(project.config).config.model_copy(update={"name": "newer"})
     return ReleaseClaim(store, MODEL, Claimant.of(config, party))
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
 
 
 def short_release(config: str) -> DAG:

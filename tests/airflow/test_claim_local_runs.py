@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from llm_pipeline.base import detached
 from llm_pipeline.base.errors import ExitCode, Terminal
@@ -61,13 +61,6 @@ def run(project) -> Iterator[Callable[..., Run]]:
         one.process.wait()
 
 
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 600
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
-
-
 @pytest.mark.thorough
 def test_the_second_waits_for_the_first_and_says_so(project, run):
     seen = project.root / "seen"
@@ -118,15 +111,8 @@ def stages_running(project) -> list[detached.DetachedProcess]:
 
 
 def stop(project) -> str:
-    command = [
-        sys.executable,
-        "-m",
-        "llm_pipeline",
-        "stop",
-        "--yes",
-        "--deployment",
-        str(project.root / "configs/deployments/here.yaml"),
-    ]
+    deployment = project.root / "configs/deployments/here.yaml"
+    command = [sys.executable, "-m", "llm_pipeline", "stop", "--yes", "--deployment", str(deployment)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
     return done.stdout
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -16,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from airflow.sdk.exceptions import TaskDeferred
+from waiting import until
 
 from llm_pipeline.adapters.docker.adapter import DockerEnvironment
 from llm_pipeline.base.errors import RemoteStageTransient, StageOutOfTime, Transient
@@ -26,8 +25,6 @@ from llm_pipeline.release.contract import StageRequest, TimeLimit
 from llm_pipeline.release.loading import load_release
 from llm_pipeline.runners.runner import Job
 from llm_pipeline.runners.runners import Runners
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "doubles"))
 
 pytestmark = pytest.mark.slow
 
@@ -191,19 +188,12 @@ def job_of(deferral: TaskDeferred) -> Job:
     return Job.model_validate(deferral.kwargs["job"])
 
 
-def wait_until(condition, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
-
-
 def test_a_task_waits_in_the_triggerer_which_relays_the_log_and_resumes_with_the_result(place, task, caplog):
     caplog.set_level("INFO")
     waiting = task.deferred()
     with ThreadPoolExecutor(1) as triggerer:
         event = triggerer.submit(woken, waiting.trigger)
-        wait_until(lambda: "a warning of the stage" in caplog.text)
+        until(lambda: "a warning of the stage" in caplog.text)
         assert not event.done()
         task.end()
     assert (event.result()["problem"], event.result()["overdue"]) == ("", "")
@@ -220,6 +210,28 @@ def test_a_try_after_a_killed_worker_defers_with_the_same_job(place, task):
     woken(second.trigger)
     assert task.execute()["metrics"] == {"bytes": 1003}, "also if the worker that was woken was killed"
     assert task.starts() == 1
+
+
+class WorkerDied(BaseException):
+    """What no `except` of a task catches."""
+
+
+def test_a_try_after_a_worker_killed_before_it_noted_the_job_follows_the_same_pod(cluster, task, monkeypatch):
+    put(task.project, in_pods)
+
+    def die(*_):
+        raise WorkerDied
+
+    with monkeypatch.context() as dying:
+        dying.setattr(StateStore, "set", die)
+        with pytest.raises(WorkerDied):
+            task.execute()
+    (pod,) = cluster.names()
+    second = task.deferred()
+    task.end()
+    woken(second.trigger)
+    assert task.execute()["metrics"] == {"bytes": 1003}
+    assert (cluster.names(), task.starts()) == ([pod], 1)
 
 
 def test_a_try_after_an_engine_that_did_not_tell_the_outcome_asks_for_it_again_and_starts_nothing(task, monkeypatch):
@@ -244,7 +256,7 @@ def test_a_killed_task_takes_its_job_with_it_and_one_that_still_waits_does_not(p
     from llm_pipeline_airflow.job_trigger import RuntimeTaskInstance
 
     waiting = task.deferred()
-    wait_until(task.starts)
+    until(task.starts)
     states = {} if state is None else {"run": {"report": state}}
     monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", lambda **_: states)
     trigger = another(waiting.trigger)
@@ -258,7 +270,7 @@ def test_a_deferral_that_takes_too_long_ends_the_job(place, task):
     assert task.deferred().timeout >= timedelta(hours=24)
     waiting = task.deferred(execution_timeout=timedelta(seconds=30))
     assert waiting.timeout <= timedelta(seconds=30)
-    wait_until(task.starts)
+    until(task.starts)
     with pytest.raises(StageOutOfTime, match="stopped after its time limit"):
         task.give_up("Trigger timeout")
     assert not task.runs(waiting)
@@ -269,7 +281,7 @@ def test_a_deferral_that_takes_too_long_ends_the_job(place, task):
 def test_a_stage_that_ended_without_a_triggerer_is_judged_when_its_time_is_over(place, task):
     waiting = task.deferred()
     task.end()
-    wait_until(lambda: not task.runs(waiting))
+    until(lambda: not task.runs(waiting))
     assert task.give_up("Trigger timeout")["metrics"] == {"bytes": 1003}
 
 

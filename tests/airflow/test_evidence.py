@@ -1,23 +1,18 @@
 from __future__ import annotations
 
 import re
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from llm_pipeline_airflow.runs import release_of_run, remember_run
 from markdown_it import MarkdownIt
+from poisoned_text import LONG_TEXT, poisoned_strings
 
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.questions import production_question, question_of
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.evidence_text import WIDTH, facts_table, log_table, markdown_table
 from llm_pipeline.store import open_store
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from poisoned_text import LONG_TEXT, poisoned_strings
 
 
 def test_the_log_has_the_verdict_once_and_its_facts_once_in_percent_and_points():

@@ -14,11 +14,9 @@ from pathlib import Path
 import httpx
 import pytest
 from one_token_hub import KEY, hub
-from real_airflow import until
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from store_history import GO, NO_GO, History
+from real_airflow import make_home
+from store_history import History, a_refused_and_a_serving_release
+from waiting import until
 
 from docs.screenshots import Browser, _log_in
 from llm_pipeline.demo import local_airflow
@@ -34,12 +32,6 @@ PORT = 18597
 AXE = Path(__file__).parents[2] / ".pipeline/axe/package/axe.min.js"  # `make axe` fetches it
 FRAME = "document.querySelector('iframe')?.contentWindow"
 WIDTHS = "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
-CONTRASTS = """(() => {
-  const light = text => { const [r, g, b] = text.match(/[0-9.]+/g).map(n => n / 255)
-    .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b }
-  const paper = light(getComputedStyle(document.body).backgroundColor)
-  return [...document.querySelectorAll('td, th, p, h1, a, caption, li')].map(e => light(getComputedStyle(e).color))
-    .map(ink => (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05)) })()"""
 
 
 @dataclass(frozen=True)
@@ -54,16 +46,9 @@ class Site:
 def site(tmp_path_factory, make_project, empty_database) -> Iterator[Site]:
     root = tmp_path_factory.mktemp("pages")
     project = make_project(root)
-    history = History(root)
-    first = history.resolve(1)
-    history.stage(first, "accuracy", "fp8", judgement=GO)
-    history.stage(first, "load_test", "cpu", judgement=NO_GO)
-    history.pass_days(1)
-    second = history.release(2)
-    history.settle(second)
+    releases = a_refused_and_a_serving_release(History(root))
     home = root / "airflow"
-    home.mkdir()
-    shutil.copyfile(empty_database, home / "airflow.db")
+    make_home(home, empty_database)
     password = local_airflow._password(home)
     environment = local_airflow._environment(home, PORT, project.config.parent)
     url = f"http://127.0.0.1:{PORT}/airflow"
@@ -75,7 +60,7 @@ def site(tmp_path_factory, make_project, empty_database) -> Iterator[Site]:
     try:
         until(lambda: server.poll() is not None or _answers(url), 600)
         assert server.poll() is None, (root / "log").read_text()[-2000:]
-        yield Site(AirflowAccess(url=url, password=password), (first, second))
+        yield Site(AirflowAccess(url=url, password=password), releases)
     finally:
         os.killpg(server.pid, 9)
         server.wait()
@@ -146,15 +131,11 @@ def test_axe_finds_nothing(site, scheme):
     browse(site, visit)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_on_a_narrow_screen_only_tables_scroll_and_texts_are_legible_in_light_and_dark(site, scheme):
+def test_on_a_narrow_screen_only_tables_scroll(site):
     async def visit(browser: Browser) -> None:
-        await browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         for path, text in pages(site).items():
             await open_page(browser, site, path, text)
-            scrolled, width = await browser.evaluate(WIDTHS)
-            assert (scrolled, width) == (390, 390)
-            assert min(await browser.evaluate(CONTRASTS)) >= 4.5
+            assert await browser.evaluate(WIDTHS) == [390, 390]
 
     browse(site, visit, width=390)
 

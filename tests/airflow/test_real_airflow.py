@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from place_here import serve
-from real_airflow import until
+from waiting import until
 
 from llm_pipeline.base import detached
 from llm_pipeline.base.records import ArtifactRef
@@ -209,12 +209,10 @@ def test_a_reports_page_runs_no_script_and_the_releases_page_lists_it(denied, re
 
 
 def test_airflow_sends_the_metrics_that_alert_rules_ask_for(denied, real_airflow):
-    def kinds(series: list[str]) -> set[tuple[str, ...]]:
-        return {(one.partition("{")[0], *re.findall(r"[{,](\w+)=", one)) for one in series}
-
     recorded = (Path(__file__).parents[1] / "docker/exports/airflow.txt").read_text().splitlines()
     assert any('task_type="GuardOperator"' in one for one in recorded), "the guards are known by their operator's name"
-    until(lambda: kinds(recorded) <= kinds(real_airflow.telemetry.prometheus()), 120, look_seconds=2)
+    kinds = {(one.partition("{")[0], *sorted(re.findall(r"[{,](\w+)=", one))) for one in recorded}
+    until(lambda: kinds <= real_airflow.telemetry.series, 120, look_seconds=2)
 
 
 @pytest.mark.thorough

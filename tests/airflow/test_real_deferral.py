@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-import shutil
 import signal
-import socket
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
-from real_airflow import until
-from test_deferral import DIGEST, IMAGE, in_containers, in_pods, put
+from real_airflow import make_home
+from test_deferral import DIGEST, IMAGE, in_containers, put
+from waiting import free_port, until
 
 from llm_pipeline.base import detached
 from llm_pipeline.base.labels import LABEL_PREFIX
 from llm_pipeline.demo.local_airflow import AirflowAccess, AirflowClient, start_airflow, stop_airflow
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "doubles"))
 
 pytestmark = pytest.mark.thorough
 
@@ -33,14 +27,13 @@ KEPT = ("one", "two", "three")
 
 @dataclass
 class Jobs:
-    """An Airflow, the projects of its DAGs, and the doubles that their stages run in."""
+    """An Airflow, the project of its DAG, and the double of an engine that its stages run in."""
 
     home: Path
     port: int
     settings: dict[str, str]
     engine: Any
-    cluster: Any
-    projects: dict[str, Any]
+    project: Any
 
     def start(self) -> AirflowAccess:
         return start_airflow(self.home, self.port, settings=self.settings)
@@ -50,9 +43,9 @@ class Jobs:
         os.killpg(triggerer.pid, signal.SIGKILL)
         until(lambda: not triggerer.session_alive)
 
-    def started(self, dag_id: str, name: str) -> int:
+    def started(self, name: str) -> int:
         """How often a stage was started."""
-        marker = self.projects[dag_id].root / f"{name}.started"
+        marker = self.project.root / f"{name}.started"
         return len(marker.read_text().splitlines()) if marker.exists() else 0
 
     def running(self) -> set[str]:
@@ -60,37 +53,28 @@ class Jobs:
         containers = [self.engine.container(name) for name in self.engine.names()]
         return {one.options["Labels"][f"{LABEL_PREFIX}subject"] for one in containers if one.status == "running"}
 
-    def end(self, dag_id: str, *names: str) -> None:
+    def end(self, *names: str) -> None:
         """Let stages end."""
         for name in names:
-            (self.projects[dag_id].root / f"{name}.end").touch()
+            (self.project.root / f"{name}.end").touch()
 
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory, make_project, empty_database) -> Iterator[Jobs]:
     from docker_engine import DockerEngine
-    from kubernetes_api import KubernetesApi
 
     root = tmp_path_factory.mktemp("jobs")
     home = root / "airflow"
-    home.mkdir()
-    shutil.copyfile(empty_database, home / "airflow.db")
-    (home / "migrated").write_text(version("apache-airflow"))
+    make_home(home, empty_database)
     (root / "engine").mkdir()
-    engine, cluster = DockerEngine(root / "engine"), KubernetesApi(root)
+    engine = DockerEngine(root / "engine")
     engine.images[IMAGE] = DIGEST
-    projects = {}
-    for dag_id, make in (("containers", in_containers), ("pods", in_pods)):
-        (root / dag_id).mkdir()
-        projects[dag_id] = project = make_project(root / dag_id)
-        put(project, make)
-        names = ("one", "two", "three", "marked", "cleared", "overdue")
-        paths = {"until": "end", "file": "started", "hears": "said"}
-        project.script(
-            **{f"report/{n}": {key: f"{project.root}/{n}.{end}" for key, end in paths.items()} for n in names}
-        )
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (root / "containers").mkdir()
+    project = make_project(root / "containers")
+    put(project, in_containers)
+    paths = {"until": "end", "file": "started", "hears": "said"}
+    names = (*KEPT, "marked", "cleared", "overdue")
+    project.script(**{f"report/{n}": {key: f"{project.root}/{n}.{end}" for key, end in paths.items()} for n in names})
     settings = {
         "AIRFLOW__CORE__DAGS_FOLDER": str(DAGS),
         "AIRFLOW__CORE__PARALLELISM": "1",
@@ -98,25 +82,22 @@ def jobs(tmp_path_factory, make_project, empty_database) -> Iterator[Jobs]:
         "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "6",
         "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "1",
         "DOCKER_HOST": f"unix://{engine.socket}",
-        "KUBECONFIG": str(cluster.kubeconfig()),
         "JOBS_PROJECTS": str(root),
     }
-    airflow = Jobs(home, port, settings, engine, cluster, projects)
+    airflow = Jobs(home, free_port(), settings, engine, project)
     try:
         airflow.start()
         yield airflow
     finally:
         stop_airflow(home)
         engine.close()
-        cluster.close()
 
 
 @pytest.fixture(scope="module")
 def client(jobs) -> Iterator[AirflowClient]:
     with AirflowClient(jobs.start()) as client:
-        for dag_id in ("containers", "pods"):
-            until(lambda dag_id=dag_id: client.has_dag(dag_id))
-            client.unpause(dag_id)
+        until(lambda: client.has_dag("containers"))
+        client.unpause("containers")
         yield client
 
 
@@ -159,7 +140,7 @@ def kill_a_worker(jobs: Jobs, run: Run) -> str:
     def killed() -> str:
         assert not run.ended()
         for name, state in run.states().items():
-            if state == "running" and name in KEPT and jobs.started(run.dag_id, name):
+            if state == "running" and name in KEPT and jobs.started(name):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(run.client.call("GET", f"{run.path}/{name}")["pid"], signal.SIGKILL)
                     return name
@@ -178,7 +159,7 @@ def containers(jobs, client) -> Run:
     assert jobs.running() >= names
     assert run.tries(killed) == 2
 
-    (jobs.projects["containers"].root / "two.said").touch()
+    (jobs.project.root / "two.said").touch()
     until(lambda: "INFO heard" in run.log("two"))
     jobs.kill_triggerer()
     jobs.start()
@@ -189,8 +170,8 @@ def containers(jobs, client) -> Run:
     until(lambda: "marked" not in jobs.running())
     assert jobs.running() >= names - {"marked"}
     run.clear("cleared")
-    until(lambda: jobs.started("containers", "cleared") == 2)
-    jobs.end("containers", *KEPT, "cleared")
+    until(lambda: jobs.started("cleared") == 2)
+    jobs.end(*KEPT, "cleared")
     until(run.ended, 600)
     return run
 
@@ -200,7 +181,7 @@ def test_one_worker_slot_is_enough_for_six_containers_and_each_stage_has_one_res
         "one": "success", "two": "success", "three": "success", "cleared": "success",
         "marked": "failed", "overdue": "failed",
     }  # fmt: skip
-    assert [jobs.started("containers", name) for name in (*KEPT, "marked", "overdue")] == [1] * 5
+    assert [jobs.started(name) for name in (*KEPT, "marked", "overdue")] == [1] * 5
     assert not jobs.running()
 
 
@@ -213,15 +194,3 @@ def test_the_log_of_a_deferred_task_shows_what_its_stage_says(containers):
 
 def test_a_stage_that_is_overdue_is_stopped(containers):
     assert "Task failed with exception" in containers.log("overdue")
-
-
-def test_pods_hold_no_worker_either(jobs, client):
-    run = Run(client, "pods", client.trigger("pods"))
-    until(lambda: set(run.states().values()) == {"deferred"})
-    until(lambda: re.search(r"INFO trigger .* starting", run.log("marked")))  # before that, nobody would end its pod
-    run.mark_failed("marked")
-    until(lambda: len(jobs.cluster.names()) == 2)
-    jobs.end("pods", "one", "two")
-    until(run.ended)
-    assert run.states() == {"one": "success", "two": "success", "marked": "failed"}
-    assert [jobs.started("pods", name) for name in ("one", "two", "marked")] == [1, 1, 1]

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from real_airflow import RealAirflow, publish, until
+from real_airflow import RealAirflow, publish
+from waiting import until
 
 from llm_pipeline.base import detached
 from llm_pipeline.demo.local_airflow import AirflowClient

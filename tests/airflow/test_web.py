@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from threading import Thread
 from urllib.parse import urljoin
 
@@ -17,11 +14,8 @@ from fastapi.testclient import TestClient
 from llm_pipeline_airflow import web
 from llm_pipeline_airflow.links import ReleaseReportLink
 from llm_pipeline_airflow.plugin import LlmPipelinePlugin
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from place_here import serve
-from store_history import GO, NO_GO, History
+from store_history import History, a_refused_and_a_serving_release
 
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
 from llm_pipeline.base.records import ArtifactRef
@@ -31,23 +25,11 @@ from llm_pipeline.store.place_state import Pointer
 REPORT = "/dags/release__tiny/runs/manual/report"
 
 
-class Manager:
-    """Lets everybody read everything."""
-
-    def is_authorized_dag(self, **_: object) -> bool:
-        return True
-
-
 @pytest.fixture
-def client(project, monkeypatch, airflow_database) -> Iterator[TestClient]:
+def client(project, monkeypatch, airflow_database, pages_for_everybody) -> TestClient:
     monkeypatch.setenv("AIRFLOW__LLM_PIPELINE__RELEASES", str(project.config.parent))
-    monkeypatch.setattr(web, "get_auth_manager", Manager)
     monkeypatch.setattr(web, "_used", set)
-    for route in web.app.routes:
-        for dependency in getattr(route, "dependant", None).dependencies if hasattr(route, "dependant") else ():
-            monkeypatch.setitem(web.app.dependency_overrides, dependency.call, lambda: None)
-    with TestClient(web.app) as client:
-        yield client
+    return pages_for_everybody
 
 
 @pytest.fixture
@@ -152,12 +134,7 @@ def test_views_and_links_are_found_below_the_path_of_airflow_s_user_interface(ba
 def two_releases(project) -> tuple[str, str]:
     """A release that was rejected, and a newer one of the same config that serves."""
     history = History(project.root)
-    first = history.resolve(1)
-    history.stage(first, "accuracy", "fp8", judgement=GO)
-    history.stage(first, "load_test", "cpu", judgement=NO_GO)
-    history.pass_days(1)
-    second = history.release(2)
-    history.settle(second)
+    first, second = a_refused_and_a_serving_release(history)
     report = {
         "collected_at": (history.now + timedelta(minutes=1)).isoformat(),
         "highlights": [{"label": "Size, fp8", "value": "1.2 GB", "note": "51 % of the baseline"}],

@@ -6,7 +6,6 @@ import hashlib
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ huggingface_hub = pytest.importorskip("huggingface_hub")
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from local_hub import serve_local_hub
+from waiting import free_port, until
 
 MODEL = "demo/tiny"
 FILES = {
@@ -45,18 +45,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
     """The server as its own process: endpoint, root, published commit."""
     root = tmp_path_factory.mktemp("hub")
     commit = publish_revision(root, MODEL, write(tmp_path_factory.mktemp("source"), FILES), "First release")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "llm_pipeline.demo.hub", "--root", str(root), "--port", str(port)]
     process = subprocess.Popen(command)
     endpoint = f"http://127.0.0.1:{port}"
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        try:
-            urllib.request.urlopen(f"{endpoint}/api/models/{MODEL}", timeout=30).close()
-            break
-        except OSError:
-            time.sleep(0.05)
+    until(lambda: socket.socket().connect_ex(("127.0.0.1", port)) == 0)
     yield endpoint, root, commit
     process.terminate()
     assert process.wait(120) == 0

@@ -10,13 +10,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / 
 
 from airflow_chart import NAMESPACE, ROOT, Machine, Render, rendered
 from kubernetes_server import MERGE, KubernetesServer, kubernetes_server
+from waiting import free_port, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
@@ -36,20 +35,6 @@ COMPONENTS = ("airflow-api-server", "airflow-scheduler", "airflow-dag-processor"
 DAGS = {"release__first", "guard__local", "rollback__local", "retention__local", "verify__local"}
 BEFORE_BASELINE = ("claim", "resolve", "plan", "review_license", "eval_data", "download")
 _LONGEST_SECONDS = 900
-
-
-def until(true: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + _LONGEST_SECONDS
-    while not (found := true()):
-        assert time.monotonic() < deadline, f"no sign of {what}"
-        time.sleep(1)
-    return found
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        port: int = held.getsockname()[1]
-    return port
 
 
 @dataclass
@@ -103,7 +88,7 @@ class Airflow:
     def pod(self, dag_id: str) -> dict[str, Any]:
         """The pod of a DAG's task, once the executor has asked for it."""
         path = f"/api/v1/namespaces/{NAMESPACE}/pods?labelSelector=dag_id%3D{dag_id}"
-        return until(lambda: self.health() and self.server.ask("GET", path)["items"], f"a pod of {dag_id}")[0]
+        return until(lambda: self.health() and self.server.ask("GET", path)["items"], _LONGEST_SECONDS)[0]
 
     def play_kubelet(self, pod: dict[str, Any]) -> None:
         """Run a pod's container here, and say how it ended."""
@@ -189,7 +174,7 @@ def airflow(render: Render, machine: Machine, server: KubernetesServer) -> Itera
                     pods[name], pods[name]["spec"]["containers"][0], stdout=log, stderr=log, start_new_session=True
                 )
         wanted = {"metadatabase", "scheduler", "triggerer", "dag_processor"}
-        until(lambda: running.health() >= wanted, "a healthy Airflow")
+        until(lambda: running.health() >= wanted, _LONGEST_SECONDS)
         login = {"username": "admin", "password": "admin"}  # as the chart's job for the first user has them
         running.token = running.ask("POST", "/auth/token", login)["access_token"]
         yield running
@@ -203,7 +188,7 @@ def test_our_dags_pages_and_pools_are_there_for_the_charts_first_user(airflow: A
     def listed() -> set[str]:
         return {dag["dag_id"] for dag in airflow.ask("GET", "/api/v2/dags")["dags"]}
 
-    until(lambda: airflow.health() and listed() == DAGS, "our DAGs")
+    until(lambda: airflow.health() and listed() == DAGS, _LONGEST_SECONDS)
     pools = {pool["name"]: pool for pool in airflow.ask("GET", "/api/v2/pools")["pools"]}
     assert (pools["gpu-h200"]["slots"], pools["gpu-h200"]["include_deferred"]) == (4, True)
     assert airflow.ask("GET", "/api/v2/importErrors")["total_entries"] == 0
@@ -233,7 +218,7 @@ def test_a_task_of_ours_runs_in_the_pod_that_the_executor_makes_for_it(airflow: 
     assert pod["spec"]["securityContext"] == template["securityContext"]
     airflow.play_kubelet(pod)
     task_log = airflow.machine.directory / "task.log"
-    until(lambda: airflow.ask("GET", run)["state"] in ("success", "failed"), "the end of a run")
+    until(lambda: airflow.ask("GET", run)["state"] in ("success", "failed"), _LONGEST_SECONDS)
     assert airflow.ask("GET", run)["state"] == "success", task_log.read_text()[-3000:]
 
 
