@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 
 _PLACE = "name of a place of the deployment, e.g. cpu"
+_TARGETS_PLACE = "name of the place: its target's (e.g. cpu), unless the release config names another"
 _ONE_PLACE = f"{_PLACE} (default: the only one)"
 
 
@@ -87,8 +88,65 @@ def add_commands(commands: Commands) -> None:
         metavar="SECONDS",
         help="longest wait for requests in flight (default: 30)",
     )
-    _add_guarding(commands)
-    _add_rolling_back(commands)
+
+    production = add_command(
+        commands,
+        "approve",
+        _approve_production,
+        "answer the question that a release on its way asks, or will ask before production",
+        description="Answer the question that a release on its way waits with (its budget, its licence, production), "
+        "or the one before production, before it is asked. The first answer counts. A task that already waits in "
+        "Airflow goes on when its form is answered there or times out, by the answer that was given here.",
+    )
+    production.add_argument("release_id", metavar="release", help="the release's id, or the beginning of it")
+    answer = production.add_mutually_exclusive_group()
+    answer.add_argument(
+        "--target", action="append", default=[], dest="targets", metavar="NAME",
+        help="approve this target and refuse the others; give it again for another one",
+    )  # fmt: skip
+    answer.add_argument("--deny", action="store_true", help="end the release before production instead")
+
+    approve = add_command(commands, "approve-step", _approve, "let a canary step begin, or a paused canary continue")
+    approve.add_argument("release_id", metavar="release", help="the release's id, or the beginning of it")
+    approve.add_argument("gpu_target", metavar="target", help=_TARGETS_PLACE)
+    approve.add_argument("percent", type=float, help="the step, e.g. 25")
+    approve.add_argument("--deny", action="store_true", help="roll the canary back instead")
+
+    guard = add_command(
+        commands,
+        "guard",
+        _guard,
+        "one pass of the watchdog: roll back canaries whose controller is gone, on the host of their servers",
+    )
+    guard.add_argument("--target", dest="gpu_target", metavar="NAME", help="only this one of the deployment's targets")
+
+    rollback = add_command(
+        commands,
+        "rollback",
+        _roll_back,
+        "roll back a release on trial or in production; safe to repeat",
+        description="Leave a release and bring back the one that served before it. What was rolled back is never gone "
+        "back to: only another release of it brings it into production again.",
+    )
+    rollback.add_argument("model_id", metavar="model", help="organisation/name")
+    rollback.add_argument("gpu_target", metavar="target", help=_TARGETS_PLACE)
+    rollback.add_argument(
+        "--from",
+        dest="leaving",
+        default="",
+        metavar="RELEASE",
+        help="the release to leave, or the beginning of its id (default: what is on trial, or else what serves, unless "
+        "it serves because another release was rolled back)",
+    )
+    rollback.add_argument("--reason", default="", help="recorded with the rollback")
+    rollback.add_argument(
+        "--force",
+        action="store_true",
+        help="the store takes no writes: move all users to the other slot by what router and servers show; nothing is "
+        "recorded or stopped, and the same command without --force does that later",
+    )
+    rollback.add_argument("--by", default="", help="who requests it (default: you)")
+
     doctor = add_command(
         commands,
         "doctor",
@@ -229,43 +287,6 @@ def _agreed(store: ArtifactStore, places: Sequence[str]) -> bool:
     return answer
 
 
-def _add_guarding(commands: Commands) -> None:
-    production = add_command(
-        commands,
-        "approve",
-        _approve_production,
-        "answer the question that a release on its way asks, or will ask before production",
-        description="Answer the question that a release on its way waits with (its budget, its licence, production), "
-        "or the one before production, before it is asked. The first answer counts. A task that already waits in "
-        "Airflow goes on when its form is answered there or times out, by the answer that was given here.",
-    )
-    production.add_argument("release_id", metavar="release", help="the release's id, or the beginning of it")
-    answer = production.add_mutually_exclusive_group()
-    answer.add_argument(
-        "--target", action="append", default=[], dest="targets", metavar="NAME",
-        help="approve this target and refuse the others; give it again for another one",
-    )  # fmt: skip
-    answer.add_argument("--deny", action="store_true", help="end the release before production instead")
-
-    approve = add_command(commands, "approve-step", _approve, "let a canary step begin, or a paused canary continue")
-    approve.add_argument("release_id", metavar="release", help="the release's id, or the beginning of it")
-    approve.add_argument(
-        "gpu_target",
-        metavar="target",
-        help="name of the place: its target's (e.g. cpu), unless the release config names another",
-    )
-    approve.add_argument("percent", type=float, help="the step, e.g. 25")
-    approve.add_argument("--deny", action="store_true", help="roll the canary back instead")
-
-    guard = add_command(
-        commands,
-        "guard",
-        _guard,
-        "one pass of the watchdog: roll back canaries whose controller is gone, on the host of their servers",
-    )
-    guard.add_argument("--target", dest="gpu_target", metavar="NAME", help="only this one of the deployment's targets")
-
-
 def _approve_production(options: argparse.Namespace) -> int:
     from llm_pipeline.operations.decisions import decide, offered_targets, waiting_step
     from llm_pipeline.store.provenance import user_here
@@ -315,39 +336,6 @@ def _guard(options: argparse.Namespace) -> int:
     dead = list(deployment_status(store, deployment).dead())
     write_lines(dead)
     return ExitCode.INFRASTRUCTURE if dead or any(action.what == "failed" for action in actions) else ExitCode.GO
-
-
-def _add_rolling_back(commands: Commands) -> None:
-    parser = add_command(
-        commands,
-        "rollback",
-        _roll_back,
-        "roll back a release on trial or in production; safe to repeat",
-        description="Leave a release and bring back the one that served before it. What was rolled back is never gone "
-        "back to: only another release of it brings it into production again.",
-    )
-    parser.add_argument("model_id", metavar="model", help="organisation/name")
-    parser.add_argument(
-        "gpu_target",
-        metavar="target",
-        help="name of the place: its target's (e.g. cpu), unless the release config names another",
-    )
-    parser.add_argument(
-        "--from",
-        dest="leaving",
-        default="",
-        metavar="RELEASE",
-        help="the release to leave, or the beginning of its id (default: what is on trial, or else what serves, unless "
-        "it serves because another release was rolled back)",
-    )
-    parser.add_argument("--reason", default="", help="recorded with the rollback")
-    parser.add_argument(
-        "--force",
-        action="store_true",
-        help="the store takes no writes: move all users to the other slot by what router and servers show; nothing is "
-        "recorded or stopped, and the same command without --force does that later",
-    )
-    parser.add_argument("--by", default="", help="who requests it (default: you)")
 
 
 def _roll_back(options: argparse.Namespace) -> int:

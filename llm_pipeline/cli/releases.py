@@ -10,14 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llm_pipeline.base.errors import ConfigError, ExitCode, from_document, unless_io
-from llm_pipeline.cli.options import (
-    Commands,
-    add_command,
-    deployment_of,
-    open_flow,
-    write_files,
-    write_lines,
-)
+from llm_pipeline.cli.options import Commands, add_command, deployment_of, open_flow, write_files, write_lines
 
 if TYPE_CHECKING:
     from llm_pipeline.config.overrides import Overrides
@@ -33,11 +26,7 @@ def add_commands(commands: Commands) -> None:
     _add_overrides(run)
     answer = run.add_mutually_exclusive_group()
     answer.add_argument(
-        "--approve",
-        action="store_const",
-        const=True,
-        dest="answer",
-        help="approve production and its canary now",
+        "--approve", action="store_const", const=True, dest="answer", help="approve production and its canary now"
     )
     answer.add_argument("--reject", action="store_const", const=False, dest="answer", help="answer no to all questions")
     run.add_argument("--approve-budget", action="store_true", help="go on if the plan exceeds the budget")
@@ -57,7 +46,17 @@ def add_commands(commands: Commands) -> None:
     report.add_argument(
         "reference", metavar="REF", help="a release (or the beginning of its id), production:org/model/target"
     )
-    _add_pushing(commands)
+
+    summary = "push the checkpoint of a release that passed its gates to a hub, with its model card; safe to repeat"
+    push = add_command(commands, "push", _push, summary)
+    push.add_argument("reference", metavar="REF", help="a release, or production:org/model/target")
+    push.add_argument(
+        "--repository", default="", metavar="ORG/NAME",
+        help="where to; created where there is none (default: MODEL-RECIPE of the token's own account)",
+    )  # fmt: skip
+    push.add_argument("--target", default="", help="the target whose choice is meant, where targets chose differently")
+    push.add_argument("--private", action="store_true", help="create it as a private one; refuse a public one")
+    push.add_argument("--dry-run", action="store_true", help="only show the files and the card")
 
 
 def add_stage(commands: Commands) -> None:
@@ -102,11 +101,7 @@ def _run(options: argparse.Namespace) -> int:
         raise ConfigError("--reject answers no to all questions", hint="leave it out, or the options that say yes")
     apart = {step: ask(True if yes else otherwise) for step, yes in also.items()}
     release = LocalRun(
-        options.config,
-        approve=ask(options.answer),
-        apart=apart,
-        overrides=_overrides(options),
-        replace=options.replace,
+        options.config, approve=ask(options.answer), apart=apart, overrides=_overrides(options), replace=options.replace
     )
     verdict = release.run()
     if release.flow is not None:
@@ -148,19 +143,6 @@ def _report(options: argparse.Namespace) -> int:
         raise from_document(outcome.error)
     sys.stdout.write(f"{outcome.metrics['report']}\n")
     return ExitCode.GO
-
-
-def _add_pushing(commands: Commands) -> None:
-    summary = "push the checkpoint of a release that passed its gates to a hub, with its model card; safe to repeat"
-    push = add_command(commands, "push", _push, summary)
-    push.add_argument("reference", metavar="REF", help="a release, or production:org/model/target")
-    push.add_argument(
-        "--repository", default="", metavar="ORG/NAME",
-        help="where to; created where there is none (default: MODEL-RECIPE of the token's own account)",
-    )  # fmt: skip
-    push.add_argument("--target", default="", help="the target whose choice is meant, where targets chose differently")
-    push.add_argument("--private", action="store_true", help="create it as a private one; refuse a public one")
-    push.add_argument("--dry-run", action="store_true", help="only show the files and the card")
 
 
 def _push(options: argparse.Namespace) -> int:

@@ -8,26 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llm_pipeline.base.errors import ConfigError, ExitCode
-from llm_pipeline.cli.options import (
-    Commands,
-    add_command,
-    deployment_of,
-    open_flow,
-    write_files,
-)
+from llm_pipeline.cli.options import Commands, add_command, deployment_of, open_flow, write_files
 
 if TYPE_CHECKING:
     from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
-    from llm_pipeline.serving.kubernetes_manifests import ServedRelease
 
 
 def add_commands(commands: Commands) -> None:
     """Add them to the parser."""
-    _add_manifests(commands)
-    _add_pods(commands)
-
-
-def _add_manifests(commands: Commands) -> None:
     summary = "render a packaged release's launch plan and Kubernetes manifests"
     rendering = add_command(commands, "render", _render, summary)
     rendering.add_argument("release", metavar="RELEASE", help="a release (or the beginning of its id), or a pointer")
@@ -36,12 +24,28 @@ def _add_manifests(commands: Commands) -> None:
     rendering.add_argument("--options", type=Path, metavar="FILE", help="YAML file with options of the manifests")
     rendering.add_argument("--image", help="image of the servers, instead of the options' or the target's")
 
+    pod = commands.add_parser("pod", help="what serving pods do before their server starts (for the manifests)")
+    steps = pod.add_subparsers(dest="step", required=True, metavar="STEP")
+
+    laying_out = steps.add_parser("lay-out", help="make a server's view of a model repository, verified")
+    laying_out.add_argument("repository", metavar="KIND/DIGEST", help="the repository artifact")
+    laying_out.add_argument("--store", required=True, help="the store's URI, or its configuration as JSON")
+    laying_out.add_argument("--view", type=Path, required=True, metavar="DIR", help="directory to make")
+    laying_out.set_defaults(run=_lay_out)
+
+    awaiting = steps.add_parser("await", help="wait until other pods listen")
+    awaiting.add_argument("addresses", nargs="+", metavar="HOST:PORT")
+    awaiting.add_argument("--minutes", type=float, default=30.0, help="longest wait")
+    awaiting.set_defaults(run=_await)
+
 
 def _render(options: argparse.Namespace) -> int:
     from llm_pipeline.serving.kubernetes_manifests import pod_launch_plan, render_manifests, server_image, to_yaml
+    from llm_pipeline.stages.request_parts import served_release
 
     manifest_options = _manifest_options(options)
-    release = _served_release(options)
+    flow = open_flow(options, options.release)
+    release = served_release(flow, _chosen_target(options.gpu_target, flow.targets, flow.record.release_id))
     files = {
         f"kubernetes/{name}": to_yaml(manifest)
         for name, manifest in render_manifests(release, manifest_options).items()
@@ -66,13 +70,6 @@ def _manifest_options(options: argparse.Namespace) -> ServingManifestOptions:
     return chosen.model_copy(update=changes)
 
 
-def _served_release(options: argparse.Namespace) -> ServedRelease:
-    from llm_pipeline.stages.request_parts import served_release
-
-    flow = open_flow(options, options.release)
-    return served_release(flow, _chosen_target(options.gpu_target, flow.targets, flow.record.release_id))
-
-
 def _chosen_target(asked: str | None, known: tuple[str, ...], release_id: str) -> str:
     if asked is None and len(known) == 1:
         return known[0]
@@ -80,22 +77,6 @@ def _chosen_target(asked: str | None, known: tuple[str, ...], release_id: str) -
         problem = f"no target {asked!r}" if asked else "--target is needed"
         raise ConfigError(problem, where=release_id, hint=f"it has {', '.join(known)}")
     return asked
-
-
-def _add_pods(commands: Commands) -> None:
-    pod = commands.add_parser("pod", help="what serving pods do before their server starts (for the manifests)")
-    steps = pod.add_subparsers(dest="step", required=True, metavar="STEP")
-
-    laying_out = steps.add_parser("lay-out", help="make a server's view of a model repository, verified")
-    laying_out.add_argument("repository", metavar="KIND/DIGEST", help="the repository artifact")
-    laying_out.add_argument("--store", required=True, help="the store's URI, or its configuration as JSON")
-    laying_out.add_argument("--view", type=Path, required=True, metavar="DIR", help="directory to make")
-    laying_out.set_defaults(run=_lay_out)
-
-    awaiting = steps.add_parser("await", help="wait until other pods listen")
-    awaiting.add_argument("addresses", nargs="+", metavar="HOST:PORT")
-    awaiting.add_argument("--minutes", type=float, default=30.0, help="longest wait")
-    awaiting.set_defaults(run=_await)
 
 
 def _lay_out(options: argparse.Namespace) -> int:

@@ -57,17 +57,17 @@ def add_commands(commands: Commands) -> None:
     verifying.add_argument("--place", metavar="PLACE", help="of what serves, only this place")
 
     comparing = add_command(
-        commands,
-        "diff",
-        _diff,
-        "show how two artifacts or releases differ",
-        epilog=_REFERENCES,
-        json_too=True,
+        commands, "diff", _diff, "show how two artifacts or releases differ", epilog=_REFERENCES, json_too=True
     )
     comparing.add_argument("first", metavar="REF", help="what it was before")
     comparing.add_argument("second", metavar="REF", help="what it is now, of the same kind")
-    _add_claiming(commands)
-    _add_retaining(commands)
+
+    claims = add_command(commands, "claims", _claims, "show which release of a model is running, and which ones wait")
+    claims.add_argument("--free", metavar="MODEL", help="free the claim of a release that is dead")
+
+    summary = "show what nobody needs any more, why, and its size; remove it only with --delete"
+    collecting = add_command(commands, "gc", _gc, summary, json_too=True)
+    collecting.add_argument("--delete", action="store_true", help="really remove it")
 
 
 def _ls(options: argparse.Namespace) -> int:
@@ -148,11 +148,6 @@ def _diff(options: argparse.Namespace) -> int:
     return ExitCode.GO
 
 
-def _add_claiming(commands: Commands) -> None:
-    claims = add_command(commands, "claims", _claims, "show which release of a model is running, and which ones wait")
-    claims.add_argument("--free", metavar="MODEL", help="free the claim of a release that is dead")
-
-
 def _claims(options: argparse.Namespace) -> int:
     from llm_pipeline.release.claim import free_claim, readable_claims
 
@@ -174,12 +169,6 @@ def _claims(options: argparse.Namespace) -> int:
 
 def _line(claimant: Claimant) -> str:
     return f"{claimant}, since {claimant.since:%Y-%m-%d %H:%M} UTC"
-
-
-def _add_retaining(commands: Commands) -> None:
-    summary = "show what nobody needs any more, why, and its size; remove it only with --delete"
-    collecting = add_command(commands, "gc", _gc, summary, json_too=True)
-    collecting.add_argument("--delete", action="store_true", help="really remove it")
 
 
 def _gc(options: argparse.Namespace) -> int:

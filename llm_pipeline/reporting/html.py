@@ -9,7 +9,7 @@ from importlib import resources
 
 from llm_pipeline.base.quantities import byte_size, duration, measure, points
 from llm_pipeline.base.untrusted_text import several_lines
-from llm_pipeline.base.verdict import Evidence, Verdict
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.loadtest.findings import findings, rates_in_words
 from llm_pipeline.release.evidence_text import bounds_in_words
 from llm_pipeline.reporting.accuracy_plot import pareto_points, plot_accuracy, plot_pareto
@@ -37,8 +37,8 @@ def render_report(data: ReportData) -> str:
         duration=duration,
         byte_size=byte_size,
         points=points,
-        limit=_limit,
-        measured=_measured,
+        limit=lambda fact: measure(fact.limit, fact.unit),
+        measured=lambda fact: measure(fact.measured, fact.unit),
         bounds=bounds_in_words,
         slug=_slug,
         stage_label=stage_label,
@@ -79,14 +79,6 @@ def _shown(value: object) -> object:
 
 def _clock(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%m-%d %H:%M:%S")
-
-
-def _measured(fact: Evidence) -> str:
-    return measure(fact.measured, fact.unit)
-
-
-def _limit(fact: Evidence) -> str:
-    return measure(fact.limit, fact.unit)
 
 
 def _slug(text: str) -> str:

@@ -20,18 +20,13 @@ from llm_pipeline.store.references import ReleaseReference
 pytestmark = pytest.mark.usefixtures("in_process")
 
 RELEASE = "tiny-01234567-00000000"
-VARIANT = (
-    "{ accelerator: cpu, accelerator_count: 0, engine: openvino_cpu, variants: { kv: { KV_CACHE_PRECISION: u8 } } }"
-)
 CHAIN = ("build", "package", "staging", "served_accuracy", "load_test", "staging_down")
 
 
 def by_cost(project):
-    text = project.config.read_text()
-    project.config.write_text(text.replace("approval: {", "ladder: { objective: cost }\napproval: {"))
-    (project.root / "configs/targets/cpu-a.yaml").write_text(VARIANT)
-    deployment = project.root / "configs/deployments/here.yaml"
-    deployment.write_text(deployment.read_text() + "gpu_hour_prices: { cpu: 0.1 }\n")
+    project.edit("releases/tiny", "approval: {", "ladder: { objective: cost }\napproval: {")
+    project.edit("targets/cpu-a", "openvino_cpu", "openvino_cpu, variants: { kv: { KV_CACHE_PRECISION: u8 } }")
+    project.add("deployments/here", "gpu_hour_prices: { cpu: 0.1 }\n")
     return project
 
 

@@ -31,11 +31,6 @@ def dag(project) -> DAG:
     return release_dag(project.config)
 
 
-def ask_before(project, steps: str) -> None:
-    policy = project.root / "configs/policies/quick.yaml"
-    policy.write_text(policy.read_text().replace(STEPS, steps))
-
-
 def upstream(dag: DAG, task_id: str) -> set[str]:
     return set(dag.get_task(task_id).upstream_task_ids)
 
@@ -47,7 +42,7 @@ def test_tasks_edges_and_rules_of_the_dag_are_those_of_the_flow(project, kind):
         text = text.replace(before, after)
     project.config.write_text(text)
     if kind == "asks":
-        ask_before(project, "steps_percent: [5, 33.5, 100], approve_before_percent: [5, 100]")
+        project.edit("policies/quick", STEPS, "steps_percent: [5, 33.5, 100], approve_before_percent: [5, 100]")
     loaded, dag = load_release(project.config), release_dag(project.config)
     tasks = release_tasks(loaded.release, climbing_order(loaded.release))
     assert [task.id for task in tasks] == list(dag.task_dict)
@@ -74,7 +69,8 @@ def test_tasks_edges_and_rules_of_the_dag_are_those_of_the_flow(project, kind):
 
 
 def test_a_person_is_asked_before_the_steps_that_the_policy_names(project):
-    ask_before(project, f"{STEPS}, approve_before_percent: [5, 100], pause_deadline_seconds: 7200")
+    asks = f"{STEPS}, approve_before_percent: [5, 100], pause_deadline_seconds: 7200"
+    project.edit("policies/quick", STEPS, asks)
     dag = release_dag(project.config)
     first, step = dag.get_task("promotion_2.approve_5"), dag.get_task("promotion_2.canary_5")
     assert (first.trigger_rule, step.trigger_rule) == ("all_done", "all_success")

@@ -13,16 +13,13 @@ from llm_pipeline.release.rules import Endings, unstarted
 from llm_pipeline.release.step import Ending, Start
 from llm_pipeline.release.tasks import Instance, Task, instances, release_tasks
 
-ASKS = "steps_percent: [5, 100], approve_before_percent: [5]"
-
 
 @pytest.fixture(params=["climb", "every"], scope="module")
 def drawn_and_stated(request, tmp_path_factory, make_project) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
     """The tasks of a release, and the same with every edge that the flow states."""
     project = make_project(tmp_path_factory.mktemp("release"), approval=True)
-    project.config.write_text(f"{project.config.read_text()}ladder: {{ strategy: {request.param} }}\n")
-    policy = project.root / "configs/policies/quick.yaml"
-    policy.write_text(policy.read_text().replace("steps_percent: [5, 100]", ASKS))
+    project.add("releases/tiny", f"ladder: {{ strategy: {request.param} }}\n")
+    project.edit("policies/quick", "[5, 100]", "[5, 100], approve_before_percent: [5]")
     release = load_release(project.config).release
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layout, "_without_implied", iter)

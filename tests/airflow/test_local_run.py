@@ -75,8 +75,7 @@ def test_what_is_started_and_how_it_ends_are_what_the_rules_say(release, run, ca
 
 def test_a_step_that_a_person_declines_is_followed_by_the_rollback_as_the_rules_say(make_project, tmp_path, in_process):
     release = make_project(tmp_path, approval=True)
-    policy = release.root / "configs/policies/quick.yaml"
-    policy.write_text(policy.read_text().replace("[5, 100]", "[5, 100], approve_before_percent: [100]"))
+    release.edit("policies/quick", "[5, 100]", "[5, 100], approve_before_percent: [100]")
     loaded = load_release(release.config)
     store = open_store(loaded.deployment.store)
     old = ArtifactRef(kind="model_repository", digest="a" * 64)

@@ -20,7 +20,7 @@ from llm_pipeline_airflow.dag_factory import release_dag
 from sqlalchemy import select
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.operations.doctor import examine, triggerer_problem
+from llm_pipeline.operations.doctor import Check, examine, triggerer_problem
 from llm_pipeline.release.loading import load_release
 
 GPU_TARGET = """
@@ -46,13 +46,8 @@ Placed = dict[tuple[str, int], tuple[str, str, int]]
 def workers(project):
     """The project with workers of its own for everything that can have them."""
     (project.root / "configs/targets/cpu-b.yaml").write_text(GPU_TARGET)
-    append(project, WORKERS)
+    project.add("deployments/here", WORKERS)
     return project
-
-
-def append(project, text: str) -> None:
-    with (project.root / "configs/deployments/here.yaml").open("a") as deployment:
-        deployment.write(text)
 
 
 def stored(dag: DAG) -> DAG:
@@ -110,32 +105,20 @@ def test_what_runs_over_recipes_has_the_workers_of_quantization_and_the_rest_has
     assert all((task.queue, task.pool) == DEFAULT[:2] for task in tasks if task.task_id not in of_quantization)
 
 
-def test_a_cleared_task_keeps_its_place(workers, airflow_database):
-    run_id = created(release_dag(workers.config))
-    before = placed(run_id)
-    with settings.Session() as session:
-        for ti in session.scalars(instances(run_id)):
-            ti.state, ti.queue = "failed", "another"
-        session.flush()
-        clear_task_instances(list(session.scalars(instances(run_id))), session)
-        session.commit()
-    assert placed(run_id) == before
-
-
-def test_a_label_is_the_item_from_the_start_and_again_after_a_clear(project, airflow_database):
+def test_a_cleared_task_keeps_its_place_and_its_label_is_the_item_again(workers, airflow_database):
     """`small · GO` of an earlier try would stay where Airflow itself ends the next one, as upstream_failed, say."""
-    run_id = created(release_dag(project.config))
-    shown = labels(run_id)
+    run_id = created(release_dag(workers.config))
+    before, shown = placed(run_id), labels(run_id)
     assert (shown["recipes_1.accuracy", 0], shown["promotion_2.canary_5", 0]) == ("small", "cpu-b")
     assert [shown["targets.build", index] for index in (0, 1)] == ["cpu-a", "cpu-b"]
     assert shown["resolve", -1] is None
     with settings.Session() as session:
         for ti in session.scalars(instances(run_id)):
-            ti.state, ti._rendered_map_index = "success", "an earlier try · GO"
+            ti.state, ti.queue, ti._rendered_map_index = "failed", "another", "an earlier try · GO"
         session.flush()
         clear_task_instances(list(session.scalars(instances(run_id))), session)
         session.commit()
-    assert labels(run_id) == shown
+    assert (placed(run_id), labels(run_id)) == (before, shown)
 
 
 def labels(run_id: str) -> dict[tuple[str, int], str | None]:
@@ -149,18 +132,21 @@ def test_a_deployment_that_names_no_workers_changes_nothing(project):
 
 
 def test_workers_of_a_target_without_a_place_are_refused(project):
-    append(project, "workers: { targets: { cpu-c: { queue: on-c } } }")
+    project.add("deployments/here", "workers: { targets: { cpu-c: { queue: on-c } } }")
     with pytest.raises(ConfigError, match=r"here\.yaml:\d+: workers: targets cpu-c have no place"):
         load_release(project.config)
 
 
+def examined(project) -> dict[str, Check]:
+    loaded = load_release(project.config)
+    return {check.subject: check for check in examine(loaded.deployment, loaded.release.targets)}
+
+
 def test_pools_that_are_missing_or_too_small_are_named_before_a_task_waits_for_ever(workers, airflow_database):
-    deployment = workers.root / "configs/deployments/here.yaml"
-    deployment.write_text(deployment.read_text().replace("queue: on-a }", "pool: gpus-a }"))
+    workers.edit("deployments/here", "queue: on-a }", "pool: gpus-a }")
     Pool.create_or_update_pool("gpus-h200", 4, "", include_deferred=False)
     Pool.create_or_update_pool("gpus-b", 1, "", include_deferred=False)
-    loaded = load_release(workers.config)
-    found = {check.subject: check for check in examine(loaded.deployment, loaded.release.targets)}
+    found = examined(workers)
     assert {name: check.state for name, check in found.items() if name.startswith("pool ")} == {
         "pool gpus-h200": "ok",
         "pool gpus-a": "failed",
@@ -171,13 +157,11 @@ def test_pools_that_are_missing_or_too_small_are_named_before_a_task_waits_for_e
 
 
 def test_a_pool_must_count_the_deferred_tasks_of_containers_and_a_triggerer_must_run(workers, airflow_database):
-    deployment = workers.root / "configs/deployments/here.yaml"
     in_containers = "environments: { gpus: { runner: docker, image: 'registry.test/llm/model:1' },"
-    deployment.write_text(deployment.read_text().replace("environments: {", in_containers))
+    workers.edit("deployments/here", "environments: {", in_containers)
     Pool.create_or_update_pool("gpus-h200", 4, "", include_deferred=False)
     Pool.create_or_update_pool("gpus-b", 2, "", include_deferred=True)
-    loaded = load_release(workers.config)
-    found = {check.subject: check for check in examine(loaded.deployment, loaded.release.targets)}
+    found = examined(workers)
     assert (found["pool gpus-h200"].state, found["pool gpus-b"].state) == ("failed", "ok")
     assert "it does not count deferred tasks" in found["pool gpus-h200"].detail
     assert found["triggerer"].state == "failed"

@@ -61,8 +61,7 @@ def store(tmp_path):
 
 @pytest.fixture
 def task(project, store, monkeypatch) -> StepApprovalOperator:
-    policy = project.root / "configs/policies/quick.yaml"
-    policy.write_text(policy.read_text().replace("[5, 100]", "[5, 100], approve_before_percent: [100]"))
+    project.edit("policies/quick", "[5, 100]", "[5, 100], approve_before_percent: [100]")
     task = release_dag(project.config).get_task("promotion_1.approve_100")
     task.target, task.release_id = "cpu-a", "r2"
     monkeypatch.setattr(ReleaseProgress, "open", lambda *_: Released(store))

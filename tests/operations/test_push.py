@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,8 +15,9 @@ import pytest
 pytest.importorskip("huggingface_hub")
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "reporting")]
 
+import sample_release as sample
 from local_hub import CONFIG, TOKEN_VARIABLE, LocalHub, safetensors_bytes, serve_local_hub
 from signing_keys import signing_with_new_keys
 
@@ -42,19 +41,6 @@ from llm_pipeline.store.place_state import WayBack, edit_place
 REPOSITORY = "acme/tiny-fp8"
 TOKEN = "hf_writerofthistestonly"
 BASE_CARD = b"---\nlicense: other\nlicense_name: tiny-licence\nlicense_link: LICENSE\nlanguage: [en, de]\n---\n# Tiny\n"
-
-
-def _load(name: str, path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-sample = _load("sample_release", Path(__file__).parents[1] / "reporting" / "sample.py")
 
 
 class Release(sample.SampleRelease):
@@ -99,7 +85,7 @@ def passed_release(tmp_path: Path, hub: LocalHub, store: Any = None) -> Site:
     release = Release(tmp_path, store=store)
     release.measure_baseline()
     release.try_recipes(["int4_naive", "fp8"])
-    sample.conclude(release, "fp8")
+    release.conclude("fp8")
     release.build()
     release.load_test()
     commit = hub.publish("example/tiny-llama", README__md=BASE_CARD)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -13,48 +11,47 @@ pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 pytest.importorskip("huggingface_hub")
 
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 
-from llm_pipeline.reporting.collect import collect
+from sample_release import SampleRelease, whole_release
+
 from llm_pipeline.reporting.html import render_report
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-
-def _load_sample() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("sample_release", Path(__file__).with_name("sample.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+from llm_pipeline.reporting.model import ReportData
 
 
 @pytest.fixture(scope="session")
-def sample() -> ModuleType:
-    """The module that writes sample releases."""
-    return _load_sample()
-
-
-@pytest.fixture(scope="session")
-def promoted(sample: ModuleType, tmp_path_factory: pytest.TempPathFactory):
+def promoted(tmp_path_factory: pytest.TempPathFactory) -> SampleRelease:
     """A release that reached production."""
-    return sample.whole_release(tmp_path_factory.mktemp("promoted"))
+    return whole_release(tmp_path_factory.mktemp("promoted"))
 
 
 @pytest.fixture(scope="session")
-def rolled_back(sample: ModuleType, tmp_path_factory: pytest.TempPathFactory):
+def rolled_back(tmp_path_factory: pytest.TempPathFactory) -> SampleRelease:
     """A release that its canary took back."""
-    return sample.whole_release(tmp_path_factory.mktemp("rolled-back"), good=False)
+    return whole_release(tmp_path_factory.mktemp("rolled-back"), good=False)
 
 
 @pytest.fixture(scope="session")
-def promoted_data(sample: ModuleType, promoted):
+def promoted_data(promoted: SampleRelease) -> ReportData:
     """What its report shows."""
-    return collect(promoted.store, sample.RELEASE)
+    return promoted.report()
 
 
 @pytest.fixture(scope="session")
-def promoted_page(promoted_data) -> str:
+def promoted_page(promoted_data: ReportData) -> str:
     """Its report: to draw all plots takes seconds, so tests share it."""
     return render_report(promoted_data)
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> SampleRelease:
+    """A release of which nothing was done yet."""
+    return SampleRelease(tmp_path)
+
+
+@pytest.fixture
+def chosen(begun: SampleRelease) -> SampleRelease:
+    """A release that has chosen its recipe."""
+    begun.measure_baseline()
+    begun.try_recipes(["fp8", "int4_naive"])
+    return begun

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from canary_sample import CONTROLLER, SimulatedCanary
+from sample_release import SampleRelease
 
 from llm_pipeline.canary.timeline import write_timeline
 from llm_pipeline.reporting.canary_plot import evidence_in_words
-from llm_pipeline.reporting.collect import collect, read_canary
+from llm_pipeline.reporting.collect import read_canary
 from llm_pipeline.reporting.html import render_report
 from llm_pipeline.reporting.model import CanaryStudy
 
@@ -31,8 +28,8 @@ def study(regressed: list[Path]) -> CanaryStudy:
 
 
 @pytest.fixture(scope="module")
-def page(sample, study: CanaryStudy, tmp_path_factory: pytest.TempPathFactory) -> str:
-    data = collect(sample.SampleRelease(tmp_path_factory.mktemp("release")).store, sample.RELEASE)
+def page(study: CanaryStudy, tmp_path_factory: pytest.TempPathFactory) -> str:
+    data = SampleRelease(tmp_path_factory.mktemp("release")).report()
     return render_report(data.model_copy(update={"canaries": (study,)}))
 
 

@@ -1,141 +1,207 @@
-"""What a report holds, for releases that got far and for those that did not."""
+"""What a report holds, for releases that got far and for those that did not, and what its headline says of them."""
 
 from __future__ import annotations
 
 import shutil
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import pytest
 import yaml
 from place_here import serve
+from sample_release import RECIPES, RELEASE, SampleRelease, one_fact, whole_release
 
+from llm_pipeline.accuracy.baseline_gate import judge_baseline
+from llm_pipeline.base.errors import StageCrashed, Unsupported
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml
-from llm_pipeline.release.record import release_record_name
+from llm_pipeline.config.release import ExpectedScore
+from llm_pipeline.inspection.listing import release_rows
+from llm_pipeline.release.decision import Decision, decision_name, refusal
+from llm_pipeline.release.record import read_release_record, release_record_name
 from llm_pipeline.release_progress import ReleaseProgress
-from llm_pipeline.reporting.collect import collect
 from llm_pipeline.reporting.html import render_report
+from llm_pipeline.reporting.model import ReportData
 from llm_pipeline.store.place_state import read_place
 
+ERROR = Unsupported("the engine needs 92 GiB, the device has 80", where="targets/cpu.yaml", hint="take an int4 recipe")
 
-def test_a_promoted_release_is_in_production_with_every_part(sample, promoted) -> None:
-    data = collect(promoted.store, sample.RELEASE)
+
+def test_a_promoted_release_is_in_production_with_every_part(promoted_data: ReportData) -> None:
+    data = promoted_data
     assert (data.headline.state, data.headline.verdict) == ("in production", Verdict.GO)
     assert "Recipe fp8 serves on cpu." in data.headline.sentence
     assert data.gaps == ()
     assert [(one.name, one.chosen_on) for one in data.trials if one.chosen_on] == [("fp8", ("cpu",))]
-    assert [study.name for study in data.accuracy] == [*sample.RECIPES, "served on cpu"]
+    assert [study.name for study in data.accuracy] == [*RECIPES, "served on cpu"]
     assert len(data.loads) == len(data.canaries) == 1
     (read,) = data.evaluation_data
     assert (read.repository, read.files) == ("openai/gsm8k", 2)
     assert {fact.value for fact in data.facts} >= {"example/tiny-llama", "0a1b2c3d" * 5, "fp8"}
-
-
-def test_what_the_run_has_otherwise_than_its_config_is_told(sample, tmp_path: Path) -> None:
-    store = sample.SampleRelease(tmp_path).store
-    document = store.read_document(release_record_name(sample.RELEASE))
-    asked = {"overrides": {"recipes": ["fp8"], "revision": "v2"}, "overridden_by": "ann"}
-    store.write_document(release_record_name(sample.RELEASE), {**document.value, **asked}, document.revision)
-    data = collect(store, sample.RELEASE)
-    told = [fact.value for fact in data.facts if fact.label == "Changed for this run"]
-    assert told == ["revision v2; recipes fp8, by ann"]
-    assert "revision v2; recipes fp8, by ann" in render_report(data)
-
-
-def test_recipes_that_were_not_released_do_not_decide(sample, promoted) -> None:
-    data = collect(promoted.store, sample.RELEASE)
     aside = {gate.name: gate.judgement.verdict for gate in data.gates if not gate.decides}
     assert set(aside) == {"accuracy, int8_smoothquant", "accuracy, int4_awq", "accuracy, int4_naive"}
     assert Verdict.NO_GO in aside.values()
 
 
-def test_a_release_that_its_canary_took_back_says_so_and_why(sample, rolled_back) -> None:
-    data = collect(rolled_back.store, sample.RELEASE)
+def test_what_the_run_has_otherwise_than_its_config_is_told(begun: SampleRelease) -> None:
+    document = begun.store.read_document(release_record_name(RELEASE))
+    asked = {"overrides": {"recipes": ["fp8"], "revision": "v2"}, "overridden_by": "ann"}
+    begun.store.write_document(release_record_name(RELEASE), {**document.value, **asked}, document.revision)
+    data = begun.report()
+    told = [fact.value for fact in data.facts if fact.label == "Changed for this run"]
+    assert told == ["revision v2; recipes fp8, by ann"]
+    assert "revision v2; recipes fp8, by ann" in render_report(data)
+
+
+def test_a_release_that_its_canary_took_back_says_so_why_and_what_serves(tmp_path: Path) -> None:
+    release = whole_release(tmp_path, good=False)
+    release.point_at("before", "none")
+    data = release.report()
     assert (data.headline.state, data.headline.verdict) == ("rolled back", Verdict.NO_GO)
     assert data.headline.sentence.startswith("Taken back on cpu at the 25 % step: Slow first tokens")
-    kinds = [event.kind for event in data.canaries[0].events]
-    assert kinds == ["shifted", "shifted", "rolling back", "rolled back"]
+    assert data.headline.sentence.endswith("Recipe none of release before serves.")
+    assert [event.kind for event in data.canaries[0].events] == ["shifted", "shifted", "rolling back", "rolled back"]
+    shutil.rmtree(Path(urlsplit(release.store.uri).path) / "artifacts" / "canary")
+    assert "Taken back on cpu: Slow first tokens" in release.headline().sentence
+    release.fail("rollback", "cpu", StageCrashed("the router did not answer"))
+    assert release.headline().state == "failed", "a failed rollback is never hidden"
 
 
-def test_a_canary_tried_again_after_a_rollback_is_on_its_way_again(sample, tmp_path: Path) -> None:
-    release = sample.SampleRelease(tmp_path)
-    release.add("rollback", "cpu", metrics={"phase": "rolled back"})
-    assert collect(release.store, sample.RELEASE).headline.state == "rolled back"
-    release.add("canary", "cpu:5", judgement=sample._one("errors, ratio to stable", 1.0, 2.0, "", 400))
-    assert collect(release.store, sample.RELEASE).headline.state == "on its way"
+def test_a_canary_tried_again_after_a_rollback_is_on_its_way_again(begun: SampleRelease) -> None:
+    begun.add("rollback", "cpu", metrics={"phase": "rolled back", "traffic_confirmed": 0})
+    assert begun.headline().state == "rolled back"
+    assert "has not confirmed" in begun.headline().sentence
+    begun.add("canary", "cpu:5", judgement=one_fact("errors, ratio to stable", 1.0, 2.0, "", 400))
+    assert begun.headline().state == "on its way"
 
 
-def test_a_release_that_another_one_followed_is_replaced(sample, tmp_path: Path) -> None:
-    release = sample.whole_release(tmp_path)
-    pointers = read_place(release.store, "cpu")
-    assert pointers.production is not None
-    newer = pointers.production.model_copy(update={"release_id": "another"})
-    serve(release.store, "example/tiny-llama", "cpu", newer)
-    assert collect(release.store, sample.RELEASE).headline.state == "replaced"
+def test_a_release_that_another_one_followed_is_replaced(tmp_path: Path) -> None:
+    release = whole_release(tmp_path)
+    release.point_at("another", "fp8")
+    assert release.headline().state == "replaced"
 
 
-def test_a_release_whose_very_repository_serves_already_is_in_production(sample, tmp_path: Path) -> None:
-    release = sample.whole_release(tmp_path)
-    pointers = read_place(release.store, "cpu")
-    package = release.store.read_document(f"releases/{sample.RELEASE}/results/package.cpu.json").value
-    assert pointers.production is not None
+def test_a_release_whose_very_repository_serves_already_is_in_production(tmp_path: Path) -> None:
+    release = whole_release(tmp_path)
+    production = read_place(release.store, "cpu").production
+    package = release.store.read_document(f"releases/{RELEASE}/results/package.cpu.json").value
+    assert production is not None
     same = {"release_id": "earlier", "repository": ArtifactRef.model_validate(package["artifacts"]["repository"])}
-    production = pointers.production.model_copy(update=same)
-    serve(release.store, "example/tiny-llama", "cpu", production)
-    headline = collect(release.store, sample.RELEASE).headline
-    assert headline.state == "in production"
-    assert "Release earlier had put the very same model repository there" in headline.sentence
+    serve(release.store, "example/tiny-llama", "cpu", production.model_copy(update=same))
+    assert release.headline().state == "in production"
+    assert "Release earlier had put the very same model repository there" in release.headline().sentence
 
 
-def test_recipes_still_being_tried_give_no_verdict_yet(sample, tmp_path: Path) -> None:
-    release = sample.SampleRelease(tmp_path)
-    release.measure_baseline()
-    release.try_recipes(["int4_awq"], choose=False)
-    data = collect(release.store, sample.RELEASE)
-    assert (data.headline.state, data.headline.verdict) == ("on its way", None)
+def test_recipes_give_no_verdict_while_they_are_tried_and_stop_a_release_if_none_passes(begun: SampleRelease) -> None:
+    begun.measure_baseline()
+    begun.try_recipes(["int4_awq"], choose=False)
+    assert (begun.headline().state, begun.headline().verdict) == ("on its way", None)
+    begun.try_recipes(["int4_awq", "int4_naive"])
+    assert (begun.headline().state, begun.headline().verdict) == ("stopped", Verdict.NO_GO)
+    assert "No recipe passed its accuracy gate" in begun.headline().sentence
 
 
-def test_a_release_without_a_passing_recipe_is_stopped(sample, tmp_path: Path) -> None:
-    release = sample.SampleRelease(tmp_path)
-    release.measure_baseline()
-    release.try_recipes(["int4_awq", "int4_naive"])
-    data = collect(release.store, sample.RELEASE)
-    assert (data.headline.state, data.headline.verdict) == ("stopped", Verdict.NO_GO)
-    assert "No recipe passed its accuracy gate" in data.headline.sentence
+def test_a_damaged_baseline_is_the_headline_with_its_evidence_whatever_an_earlier_run_found(
+    begun: SampleRelease,
+) -> None:
+    begun.measure_baseline()
+    begun.try_recipes(["fp8"], choose=False)
+    stated = ExpectedScore(minimum=0.93, maximum=0.97, source="model card, 2026-05")
+    begun.add("baseline_gate", judgement=judge_baseline(begun.baseline, {"arithmetic": stated}, {}))
+    data = begun.report()
+    assert (data.headline.state, data.headline.verdict) == ("stopped", Verdict.ANOMALOUS)
+    assert data.headline.sentence.startswith("Baseline gate: The baseline itself is wrong")
+    text = render_report(data)
+    assert "baseline gate" in text
+    assert "model card" in text
 
 
-def test_an_artifact_that_is_gone_is_a_gap_and_not_a_failure(sample, tmp_path: Path) -> None:
-    release = sample.whole_release(tmp_path)
+def test_an_artifact_that_is_gone_or_a_result_that_cannot_be_read_is_a_gap_and_not_a_failure(tmp_path: Path) -> None:
+    release = whole_release(tmp_path)
     root = Path(urlsplit(release.store.uri).path)
     shutil.rmtree(root / "artifacts" / "canary")
     for outcome in (root / "artifacts" / "load_test").rglob("load_test.json"):
         outcome.chmod(0o644)
         outcome.write_text("not a load test\n")
-    data = collect(release.store, sample.RELEASE)
+    release.store.write_document(f"releases/{RELEASE}/results/build.gpu.json", {"stage": "build"}, None)
+    data = release.report()
     assert data.canaries == data.loads == ()
-    assert any("canary" in gap for gap in data.gaps)
-    assert any("load_test" in gap for gap in data.gaps)
+    for what in ("canary", "load_test", "build.gpu.json"):
+        assert any(what in gap for gap in data.gaps)
     assert data.headline.state == "in production"
 
 
-def test_a_result_that_cannot_be_read_is_a_gap(sample, tmp_path: Path) -> None:
-    release = sample.SampleRelease(tmp_path)
-    release.store.write_document(f"releases/{sample.RELEASE}/results/build.cpu.json", {"stage": "build"}, None)
-    assert any("build.cpu.json" in gap for gap in collect(release.store, sample.RELEASE).gaps)
-
-
-def test_what_is_staged_by_hand_is_where_stop_looks_for_it(sample, promoted, tmp_path) -> None:
-    settings = {
-        "store": promoted.store.uri,
-        "work_root": "w",
-        "state_root": "s",
-        "environments": {},
-        "triton_home": "t",
-    }
-    (tmp_path / "here.yaml").write_text(yaml.safe_dump(settings))
+def test_what_is_staged_by_hand_is_where_stop_looks_for_it(promoted: SampleRelease, tmp_path: Path) -> None:
+    roots = {"work_root": "w", "state_root": "s", "environments": {}, "triton_home": "t"}
+    (tmp_path / "here.yaml").write_text(yaml.safe_dump({"store": promoted.store.uri, **roots}))
     here = load_yaml(tmp_path / "here.yaml", Deployment)
-    flow = ReleaseProgress.open(here, sample.RELEASE)
+    flow = ReleaseProgress.open(here, RELEASE)
     assert flow.state_directory("cpu", "staging") == "/s/cpu/staging"
     assert flow.here(here).state_directory("cpu", "staging") == f"{tmp_path}/s/cpu/staging"
+
+
+def test_the_headline_names_stage_error_place_and_advice(chosen: SampleRelease) -> None:
+    chosen.fail("build", "cpu", ERROR)
+    assert (chosen.headline().state, chosen.headline().verdict) == ("failed", None)
+    assert chosen.headline().sentence == (
+        "Build, cpu failed with Unsupported, at targets/cpu.yaml: the engine needs 92 GiB, the device has 80. "
+        "What to do: take an int4 recipe (docs/runbooks.md#unsupported)."
+    )
+
+
+def test_an_error_of_the_very_first_stages_still_makes_a_report(begun: SampleRelease) -> None:
+    begun.fail("download", "", StageCrashed("the process was killed"))
+    data = begun.report()
+    advice = "Trying again may help (docs/runbooks.md#stagecrashed)."
+    assert f"Download failed with StageCrashed: the process was killed. {advice}" in data.headline.sentence
+    assert "StageCrashed (transient)" in render_report(data)
+
+
+def test_an_error_that_the_release_does_not_depend_on_is_told_and_stops_nothing(chosen: SampleRelease) -> None:
+    chosen.fail("accuracy", "int4_awq", ERROR)
+    chosen.fail("staging_down", "cpu", ERROR)
+    data = chosen.report()
+    assert data.headline.state == "on its way"
+    assert [failed.decides for failed in data.failures] == [False, False]
+    assert "Accuracy, int4_awq failed with Unsupported" in data.headline.sentence
+    assert "1 more failed: staging down, cpu." in data.headline.sentence
+
+
+def test_a_long_message_is_shortened_in_the_headline_and_whole_in_the_page(chosen: SampleRelease) -> None:
+    chosen.fail("build", "cpu", Unsupported("line of a traceback <b>\n" * 40))
+    data = chosen.report()
+    assert len(data.headline.sentence) < 450
+    html = render_report(data)
+    assert html.count("line of a traceback &lt;b&gt;\n") == 40
+    assert "<b>" not in html
+
+
+@pytest.mark.parametrize(
+    ("answer", "by", "state", "told"),
+    [
+        ("denied", "anna", "not approved", "Denied by anna, 2026-11-27 14:03 UTC."),
+        ("timed out", "", "not approved", "Not answered in time, 2026-11-27"),
+        ("waiting", "", "on its way", "Waiting for an answer."),
+    ],
+)
+def test_a_release_that_nobody_approved_says_who_when_and_what_was_asked(
+    chosen: SampleRelease, answer: str, by: str, state: str, told: str
+) -> None:
+    record = read_release_record(chosen.store, RELEASE)
+    at = datetime(2026, 11, 27, 14, 3, tzinfo=UTC).timestamp() if answer != "waiting" else None
+    asked = Decision(
+        run=record.created_at.isoformat(), step="approve", targets=("cpu",), question="Promote it on cpu?",
+        evidence="0" * 64, answer=answer, answered_at=at, by=by,
+    )  # fmt: skip
+    chosen.store.write_document(decision_name(RELEASE, "approve"), asked.model_dump(mode="json"), None)
+    headline = chosen.headline()
+    assert headline.state == state
+    assert headline.sentence.startswith(told)
+    assert headline.sentence.endswith("The question: Promote it on cpu?")
+    if answer != "waiting":
+        (row,) = release_rows(chosen.store)
+        assert row.verdict == answer
+    assert refusal([asked], record.created_at + timedelta(seconds=1)) is None  # another run asks anew

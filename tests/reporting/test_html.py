@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import re
-import sys
 import unicodedata
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
+from poisoned_text import poisoned_strings
 
-from llm_pipeline.reporting.collect import collect
 from llm_pipeline.reporting.figure import Plot
 from llm_pipeline.reporting.html import draw_plots, render_report
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from poisoned_text import poisoned_strings
-
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>{{ 7*7 }}\"'&"
+TONES = ("good", "bad", "unsure")
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 
 
@@ -74,8 +69,8 @@ def test_there_is_no_script(page: str) -> None:
     assert not [name for name, _ in reader.attributes if name.startswith("on")]
 
 
-def test_text_from_outside_is_inert(sample, tmp_path: Path) -> None:
-    data = collect(sample.whole_release(tmp_path, description=HOSTILE).store, sample.RELEASE)
+def test_text_from_outside_is_inert(promoted_data) -> None:
+    data = promoted_data.model_copy(update={"description": HOSTILE})
     gate = data.gates[0]
     judgement = gate.judgement.model_copy(update={"summary": HOSTILE})
     study = data.accuracy[0].model_copy(update={"name": HOSTILE})
@@ -121,16 +116,12 @@ def _luminance(colour: str) -> float:
 def test_text_and_marks_stand_out_from_their_background(page: str, scheme: int) -> None:
     """WCAG 2.2: 4.5 for text (1.4.3), 3 for graphical marks (1.4.11)."""
     colours = dict(re.findall(r"(--[a-z-]+): (#[0-9a-f]{6})", page.split("prefers-color-scheme: dark")[scheme]))
-
-    def contrast(front: str, back: str) -> float:
-        bright, dim = sorted((_luminance(colours[front]), _luminance(colours[back])), reverse=True)
-        return (bright + 0.05) / (dim + 0.05)
-
-    for text, back in (("--ink", "--card"), ("--muted", "--card"), ("--good", "--good-soft"), ("--bad", "--bad-soft")):
-        assert contrast(text, back) >= 4.5, (text, back)
-    assert contrast("--unsure", "--unsure-soft") >= 4.5
-    for role in ("baseline", "candidate", "good", "bad", "unsure"):
-        assert contrast(f"--plot-{role}", "--card") >= 3.0, role
+    of_text = [("--ink", "--card"), ("--muted", "--card"), *((f"--{one}", f"--{one}-soft") for one in TONES)]
+    of_marks = [(f"--plot-{role}", "--card") for role in ("baseline", "candidate", *TONES)]
+    for pairs, least in ((of_text, 4.5), (of_marks, 3.0)):
+        for front, back in pairs:
+            bright, dim = sorted((_luminance(colours[front]), _luminance(colours[back])), reverse=True)
+            assert (bright + 0.05) / (dim + 0.05) >= least, (front, back)
 
 
 def test_every_plot_has_a_title_a_description_and_ids_of_its_own(plots: list[Plot], page: str) -> None:
@@ -141,19 +132,18 @@ def test_every_plot_has_a_title_a_description_and_ids_of_its_own(plots: list[Plo
     assert len(ids) == len(set(ids))
 
 
-def test_a_release_that_stopped_early_still_has_a_report(sample, tmp_path: Path) -> None:
-    html = render_report(collect(sample.SampleRelease(tmp_path).store, sample.RELEASE))
+def test_a_release_that_stopped_early_still_has_a_report(begun) -> None:
+    html = render_report(begun.report())
     assert read(html).open == []
     assert "No stage has finished yet." in html
     assert "no verdict yet" in html
     assert "<figure>" not in html
 
 
-def test_a_stopped_release_shows_what_there_is(sample, tmp_path: Path) -> None:
-    release = sample.SampleRelease(tmp_path)
-    release.measure_baseline()
-    release.try_recipes(["int4_naive"])
-    html = render_report(collect(release.store, sample.RELEASE))
+def test_a_stopped_release_shows_what_there_is(begun) -> None:
+    begun.measure_baseline()
+    begun.try_recipes(["int4_naive"])
+    html = render_report(begun.report())
     assert read(html).open == []
     assert "Accuracy lost against the unquantized baseline" in html
     assert "Canary, cpu" not in html
@@ -168,9 +158,8 @@ def test_title_header_and_summary_name_model_recipe_and_verdict(page: str) -> No
 
 
 def test_an_interval_beyond_the_axis_has_its_numbers(promoted_data, plots: list[Plot]) -> None:
-    data = promoted_data
     forest = next(plot for plot in plots if plot.name == "accuracy")
-    naive = next(study for study in data.accuracy if study.name == "int4_naive")
+    naive = next(study for study in promoted_data.accuracy if study.name == "int4_naive")
     for part in (naive.comparison.pooled, *naive.comparison.tasks):
         assert part.loss is not None
         numbers = f"{100 * part.loss.estimate:+.2f}  ({100 * part.loss.lower:+.2f} to {100 * part.loss.upper:+.2f})"
@@ -178,7 +167,6 @@ def test_an_interval_beyond_the_axis_has_its_numbers(promoted_data, plots: list[
 
 
 def test_the_gate_table_shows_the_evidence_that_decided(promoted_data) -> None:
-    data = promoted_data
-    for gate in data.gates:
+    for gate in promoted_data.gates:
         assert gate.decisive is not None
         assert gate.decisive.verdict is gate.judgement.verdict

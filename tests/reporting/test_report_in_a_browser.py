@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from docs.screenshots import Browser
-from llm_pipeline.reporting.collect import collect
 from llm_pipeline.reporting.html import render_report
 
 AXE = Path(__file__).parents[2] / ".pipeline/axe/package/axe.min.js"
@@ -24,10 +23,10 @@ pytestmark = [
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("ended", ["promoted", "rolled_back"])
-def test_axe_finds_nothing(sample, ended, scheme, request, tmp_path):
+def test_axe_finds_nothing(ended, scheme, request, tmp_path):
     release = request.getfixturevalue(ended)
     page = tmp_path / "report.html"
-    page.write_text(render_report(collect(release.store, sample.RELEASE)))
+    page.write_text(render_report(release.report()))
 
     async def visit() -> list[list[str]]:
         async with Browser(width=1200, timeout_seconds=120.0) as browser:

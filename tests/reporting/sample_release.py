@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from load_sample import POLICY as LOAD_POLICY
 from load_sample import sample_load_test
@@ -23,22 +23,16 @@ from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.canary.record import CanaryEvent, EventKind
 from llm_pipeline.canary.timeline import SUMMARY_FILE, ArmPoint, CanarySummary, TimelinePoint
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.config.policy import LoadTestPolicy, Policy, ServiceLevel
+from llm_pipeline.config.policy import Policy
 from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
-from llm_pipeline.config.release import (
-    Approval,
-    Baseline,
-    Evaluation,
-    Ladder,
-    ModelSource,
-    ResolvedRelease,
-    Workload,
-)
+from llm_pipeline.config.release import Approval, Baseline, Evaluation, Ladder, ModelSource, ResolvedRelease, Workload
 from llm_pipeline.config.target import Target
 from llm_pipeline.release.choice import RecipeAttempt, choose_recipe
 from llm_pipeline.release.contract import StageFailure, StageResult, Timings
 from llm_pipeline.release.execute import KeyContent, StageRecord, failure_name, results_name, stage_record_name
 from llm_pipeline.release.record import ReleaseRecord, release_record_name
+from llm_pipeline.reporting.collect import collect
+from llm_pipeline.reporting.model import Headline, ReportData
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.place_state import Pointer
@@ -157,26 +151,17 @@ class SampleRelease:
         held = self.publish("eval_data", {"data_sets.json": b"{}"})
         self.add("eval_data", seconds=0.4, artifacts={"eval_data": held})
         self.add("download", seconds=6.0, artifacts={"checkpoint": checkpoint})
-        self.baseline = [
-            ScoredItem(
-                task=task,
-                item_id=number,
-                fingerprint=f"{task}{number}",
-                score=float(self._random.random() < 0.82),
-                generative=task == "arithmetic",
-            )
-            for task, count in TASKS.items()
-            for number in range(count)
-        ]
+        for task, count in TASKS.items():
+            for number in range(count):
+                score, generative = float(self._random.random() < 0.82), task == "arithmetic"
+                names = {"task": task, "item_id": number, "fingerprint": f"{task}{number}"}
+                self.baseline.append(ScoredItem(**names, score=score, generative=generative))
         read = DataRead(name="openai/gsm8k (main)", repository="openai/gsm8k", commit="e1" * 20, files=2)
         evaluation = self.publish_items(self.baseline, data=(read,))
         self.add("baseline", seconds=31.0, artifacts={"evaluation": evaluation}, reused=True)
 
     def try_recipes(self, recipes: Sequence[str] = tuple(RECIPES), *, choose: bool = True) -> None:
-        policy = Policy(
-            name="x",
-            load_test=LoadTestPolicy(service_level=ServiceLevel(first_token_milliseconds=1, end_to_end_milliseconds=1)),
-        ).accuracy
+        policy = Policy(name="strict", load_test=LOAD_POLICY).accuracy
         attempts = []
         for recipe in recipes:
             loss, size = RECIPES[recipe]
@@ -200,14 +185,11 @@ class SampleRelease:
 
     def build(self) -> None:
         engine = self.publish("engine", {"model.bin": b"e" * 90_000})
-        self.add("build", "cpu", 24.0, artifacts={"engine": engine}, metrics=engine_speed(118.5, 1204.0))
+        self.add("build", "cpu", 24.0, artifacts={"engine": engine}, metrics={"device": "Test CPU"})
         repository = self.publish("model_repository", {"config.pbtxt": b"name: 'llm'"})
         self.add("package", "cpu", 2.0, artifacts={"repository": repository})
-        self.add("staging", "cpu", 9.0, judgement=_one("golden prompts matched", 0.99, 0.95, "fraction", 100))
-        policy = Policy(
-            name="x",
-            load_test=LoadTestPolicy(service_level=ServiceLevel(first_token_milliseconds=1, end_to_end_milliseconds=1)),
-        ).served_accuracy
+        self.add("staging", "cpu", 9.0, judgement=one_fact("golden prompts matched", 0.99, 0.95, "fraction", 100))
+        policy = Policy(name="strict", load_test=LOAD_POLICY).served_accuracy
         served = self.scored(0.0005, ("arithmetic",))
         judged = judge_look(self.baseline, served, 1, 1, policy, tasks=("arithmetic",))
         assert judged is not None
@@ -250,7 +232,7 @@ class SampleRelease:
                 20.0,
                 wait=7200.0 if not step else 1.0,
                 artifacts={"canary": self._publish_canary(points, events, began_at)},
-                judgement=_one("slow first tokens, ratio to stable", 9.1 if bad else 1.1, 2.0, "", 400, verdict),
+                judgement=one_fact("slow first tokens, ratio to stable", 9.1 if bad else 1.1, 2.0, "", 400, verdict),
             )
             if bad:
                 self.add("rollback", "cpu", 1.1, metrics={"phase": "rolled back"})
@@ -280,6 +262,38 @@ class SampleRelease:
             at_seconds=second, intended_share=share, candidate=candidate, stable=arm(1 - share, 1.0, 0)
         )
 
+    def report(self) -> ReportData:
+        """What its report shows."""
+        return collect(self.store, RELEASE)
+
+    def headline(self) -> Headline:
+        return self.report().headline
+
+    def point_at(self, release_id: str, recipe: str) -> None:
+        """Let another release serve, since a day before."""
+        ref = ArtifactRef(kind="model_repository", digest=f"{1:064d}")
+        at = START - timedelta(days=1)
+        pointer = Pointer(release_id=release_id, repository=ref, slot="blue", recipe=recipe, promoted_at=at)
+        serve(self.store, "example/tiny-llama", "cpu", pointer)
+
+    def conclude(self, recipe: str) -> None:
+        """Write the record of the accuracy gate's stage key, which says which checkpoint was judged."""
+        store = self.store
+        results = {
+            stage: store.read_document(results_name(RELEASE, stage, recipe)) for stage in ("quantize", "accuracy")
+        }
+        inputs = results["quantize"].value["artifacts"]
+        content = KeyContent(stage="accuracy", version=1, subject=recipe, config={}, inputs=inputs, tools={})
+        gate = {**results["accuracy"].value, "key": content.key}
+        store.write_document(results_name(RELEASE, "accuracy", recipe), gate, results["accuracy"].revision)
+        with Lease(store, stage_record_name(content.key)) as lease:
+            lease.conclude(StageRecord.model_validate({"content": content, "result": gate}).model_dump(mode="json"))
+
+    def fail(self, stage: str, subject: str, error: PipelineError) -> None:
+        """Leave what `execute` does when a stage ends with an error."""
+        failure = StageFailure(release_id=RELEASE, stage=stage, subject=subject, error=error.to_document())
+        self.store.write_document(failure_name(RELEASE, stage, subject), failure.model_dump(mode="json"), None)
+
     def settle(self) -> None:
         self.add("settle", "cpu", 0.5)
         ref = ArtifactRef(kind="model_repository", digest="cd" * 32)
@@ -291,48 +305,7 @@ def _weights(recipe: str) -> WeightFormat:
     return "int4_blockwise" if recipe.startswith("int4") else "int8_weight_only"
 
 
-def engine_speed(single: float, batched: float, *, device: str = "Test CPU") -> dict[str, Metric]:
-    """The metrics of a build that the report reads."""
-    return {
-        "single_stream_tokens_per_second": single,
-        "batched_tokens_per_second": batched,
-        "batched_sequences": 16,
-        "device": device,
-    }
-
-
-def point_at(sample: SampleRelease, production: tuple[str, str], previous: tuple[str, str] | None = None) -> None:
-    """Move the pointers to releases given as (release id, recipe), promoted a day and two days before the sample."""
-
-    def pointer(named: tuple[str, str] | None, days: int) -> Pointer | None:
-        if named is None:
-            return None
-        ref = ArtifactRef(kind="model_repository", digest=f"{days:064d}")
-        at = START - timedelta(days=days)
-        return Pointer(release_id=named[0], repository=ref, slot="blue", recipe=named[1], promoted_at=at)
-
-    serve(sample.store, "example/tiny-llama", "cpu", pointer(production, 1), previous=pointer(previous, 2))
-
-
-def conclude(sample: SampleRelease, recipe: str) -> None:
-    """The record of the accuracy gate's stage key, which says which checkpoint was judged."""
-    store = sample.store
-    results = {stage: store.read_document(results_name(RELEASE, stage, recipe)) for stage in ("quantize", "accuracy")}
-    inputs = results["quantize"].value["artifacts"]
-    content = KeyContent(stage="accuracy", version=1, subject=recipe, config={}, inputs=inputs, tools={})
-    gate = {**results["accuracy"].value, "key": content.key}
-    store.write_document(results_name(RELEASE, "accuracy", recipe), gate, results["accuracy"].revision)
-    with Lease(store, stage_record_name(content.key)) as lease:
-        lease.conclude(StageRecord.model_validate({"content": content, "result": gate}).model_dump(mode="json"))
-
-
-def fail(sample: SampleRelease, stage: str, subject: str, error: PipelineError) -> None:
-    """What `execute` leaves when a stage ends with an error."""
-    failure = StageFailure(release_id=RELEASE, stage=stage, subject=subject, error=error.to_document())
-    sample.store.write_document(failure_name(RELEASE, stage, subject), failure.model_dump(mode="json"), None)
-
-
-def _one(  # noqa: PLR0917
+def one_fact(  # noqa: PLR0917
     name: str, measured: float, limit: float, unit: str, samples: int, verdict: Verdict = Verdict.GO
 ) -> Judgement:
     fact = Evidence(name=name, verdict=verdict, measured=measured, limit=limit, unit=unit, samples=samples)
@@ -340,11 +313,9 @@ def _one(  # noqa: PLR0917
     return judge(f"{name.capitalize()} {words} the limit.", [fact])
 
 
-def whole_release(
-    root: Path, *, good: bool = True, description: str = "Nightly rebuild of the demo model"
-) -> SampleRelease:
+def whole_release(root: Path, *, good: bool = True, **options: Any) -> SampleRelease:
     """A release that reached production, or that its canary took back."""
-    sample = SampleRelease(root, description=description)
+    sample = SampleRelease(root, **options)
     sample.measure_baseline()
     sample.try_recipes()
     sample.build()
