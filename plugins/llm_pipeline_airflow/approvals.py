@@ -51,13 +51,13 @@ from llm_pipeline_airflow.faults import contained, get_logger, refused
 from llm_pipeline_airflow.links import report_page
 from llm_pipeline_airflow.notifications import ReleaseNotifier, page_of, tell_canary
 from llm_pipeline_airflow.operators import RELEASE_ID_TEMPLATE
-from llm_pipeline_airflow.promotion import PromotionOrder
-from llm_pipeline_airflow.states import passed_targets, require_any
+from llm_pipeline_airflow.states import passed_targets, require_begun
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from llm_pipeline.notifications.event import Event, Origin
+    from llm_pipeline.release.tasks import Task
     from llm_pipeline_airflow.notifications import Happened
 
 log = get_logger(__name__)
@@ -258,23 +258,13 @@ class QuestionOperator(DecisionOperator):
     """Asks a human the question of a step of the flow; goes on by itself when there is nothing to ask this time.
 
     Args:
-        step: Name of the step.
-        gates: Task ids of the gates that a target must have passed in this run to be asked about.
-        any_of: Task ids of which one instance must have succeeded, though the trigger rule lets this one run.
+        flow_task: The task of the flow; a target must have passed its gates in this run to be asked about.
     """
 
-    def __init__(
-        self,
-        *,
-        step: str,
-        gates: tuple[str, ...] = (),
-        any_of: tuple[str, ...] = (),
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(subject=kwargs.get("task_display_name", step), **kwargs)
-        self.step = step
-        self.gates = gates
-        self.any_of = any_of
+    def __init__(self, *, flow_task: Task, **kwargs: Any) -> None:
+        super().__init__(subject=flow_task.title, **kwargs)
+        self.flow_task = flow_task
+        self.step = flow_task.step.name
         self._told = False
 
     @property
@@ -294,8 +284,8 @@ class QuestionOperator(DecisionOperator):
     def execute(self, context: Context) -> Any:
         """Ask, if there is something to decide that nobody has decided yet."""
         self._told = True
-        if not (self.gates and passed_targets(context, self.gates)):
-            require_any(context, self.any_of)
+        if not (self.flow_task.gates and passed_targets(context, self.flow_task.gates)):
+            require_begun(context, self.flow_task, "", self.flow)
         self._told = False
         flow, targets = self.flow(), self._targets(context)
         if self.step == "plan":
@@ -368,7 +358,8 @@ class QuestionOperator(DecisionOperator):
         return super().execute_complete(context, {"params_input": None, **event, "chosen_options": [self.APPROVE]})
 
     def _targets(self, context: Context) -> Sequence[str]:
-        return passed_targets(context, self.gates) if self.gates else self.flow().targets
+        gates = self.flow_task.gates
+        return passed_targets(context, gates) if gates else self.flow().targets
 
 
 class StepApprovalOperator(DecisionOperator):
@@ -382,18 +373,18 @@ class StepApprovalOperator(DecisionOperator):
         target: The target's name.
         step: The step's percentage.
         before: The step before it; None when it is the first.
-        turn: Whether the promotion may begin at all, for a first step.
+        flow_task: The task of the flow.
     """
 
     template_fields: Collection[str] = (*DecisionOperator.template_fields, "target")
     parks = False
 
-    def __init__(self, *, target: str, step: float, before: float | None, turn: PromotionOrder, **kwargs: Any) -> None:
+    def __init__(self, *, target: str, step: float, before: float | None, flow_task: Task, **kwargs: Any) -> None:
         super().__init__(subject=f"Go on to {step:g} %?", **kwargs)
         self.target = target
         self.step = step
         self.before = before
-        self.turn = turn
+        self.flow_task = flow_task
 
     @property
     def label(self) -> str:
@@ -402,7 +393,7 @@ class StepApprovalOperator(DecisionOperator):
 
     def execute(self, context: Context) -> Any:
         """Put the question, and wait; a first deployment is compared with nothing, so nobody is asked."""
-        self.turn.check(context, self.target, self.flow)
+        require_begun(context, self.flow_task, self.target, self.flow)
         flow = self.flow()
         if replaces_nothing(flow, self.target):
             log.info("there is nothing to compare %s with: no question is asked", flow.record.release_id)

@@ -24,7 +24,7 @@ from airflow.sdk.definitions.param import ParamsDict
 
 from llm_pipeline.planning.memory import climbing_order
 from llm_pipeline.release.loading import LoadedRelease, load_release
-from llm_pipeline.release.step import Effect, Ending, Group, Kind, Scope, Start
+from llm_pipeline.release.step import Effect, Group, Kind, Scope, Start
 from llm_pipeline.release.tasks import Lane, Task, release_tasks
 from llm_pipeline_airflow.approvals import QuestionOperator, StepApprovalOperator
 from llm_pipeline_airflow.assets import live_model
@@ -33,7 +33,7 @@ from llm_pipeline_airflow.dag_options import dag_tags, documentation, task_defau
 from llm_pipeline_airflow.form import form_of
 from llm_pipeline_airflow.operators import LABEL_TEMPLATE, ReportOperator, ResolveOperator, StageOperator
 from llm_pipeline_airflow.placement import placement_arguments
-from llm_pipeline_airflow.promotion import CanaryStepOperator, PromotionOrder, RollbackOperator, SettleOperator
+from llm_pipeline_airflow.promotion import NotifyingOperator, RollbackOperator, SettleOperator
 from llm_pipeline_airflow.runs import dag_id_of
 from llm_pipeline_airflow.watch import release_schedule
 
@@ -179,7 +179,7 @@ class _Drawing:
             if task.lane and step.heavy:
                 options["max_active_tis_per_dagrun"] = self._loaded.deployment.computing_at_once
             stage_operator, more = self._stage(task)
-            operator = stage_operator(**options, **more)
+            operator = stage_operator(flow_task=task, **options, **more)
         self._operators[task.id] = operator
         operator << [self._operators[task_id] for task_id in task.after]
         if not step.decides:
@@ -189,23 +189,14 @@ class _Drawing:
     def _stage(self, task: Task) -> tuple[type[StageOperator], dict[str, Any]]:
         """Which class runs a stage, and what it is told beside what every stage is."""
         step = task.step
-        if step.name == "resolve":
-            return ResolveOperator, {}
-        if step.name == "report":
-            return ReportOperator, {}
-        if step.name == "rollback":
-            return RollbackOperator, {"canary_steps": task.tears_down, "settled": task.unless}
         if step.name == "settle":
             config, deployment = self._loaded.config, self._loaded.deployment.name
             places = map(config.place_of, task.items)
             return SettleOperator, {"outlets": [live_model(deployment, config.model.id, place) for place in places]}
         if step.scope is Scope.CANARY_STEP:
-            return CanaryStepOperator, {"step": f"{task.percent:g}", "turn": turn(task)}
-        if not step.decides:
-            return StageOperator, {}
-        needs, wants = (_needed(task, otherwise) for otherwise in (Ending.FAILED, Ending.SKIPPED))
-        more = {"useless_without": task.useless_without, "of_recipe": step.is_attempt}
-        return StageOperator, {"needs": needs, "wants": wants, **more}
+            return NotifyingOperator, {"step": f"{task.percent:g}"}
+        special = {"resolve": ResolveOperator, "report": ReportOperator, "rollback": RollbackOperator}
+        return special.get(step.name, StageOperator), {}
 
     def _question(self, task: Task, item: str) -> BaseOperator:
         release, shared = self._loaded.release, self._shared(task)
@@ -215,15 +206,13 @@ class _Drawing:
             percents = (None, *policy.steps_percent)
             before = percents[policy.steps_percent.index(task.percent)]
             return StepApprovalOperator(
-                target=item, step=task.percent, before=before, turn=turn(task), timeout_hours=hours, **shared
+                target=item, step=task.percent, before=before, flow_task=task, timeout_hours=hours, **shared
             )
         hours = release.approval.timeout_hours
-        return QuestionOperator(step=task.step.name, gates=task.gates, timeout_hours=hours, **shared)
+        return QuestionOperator(flow_task=task, timeout_hours=hours, **shared)
 
     def _shared(self, task: Task) -> dict[str, Any]:
         rule: dict[str, Any] = {"trigger_rule": TRIGGER_RULES[task.start]} if task.step.decides else {}
-        if task.start is Start.ANY_GOOD:
-            rule["any_of"] = task.after
         return {
             "task_id": task.id.rpartition(".")[2],
             "task_display_name": task.title,
@@ -251,14 +240,3 @@ class _Drawing:
 def _box(name: str, title: str, words: str) -> TaskGroup:
     """A box of the graph, closed at first, in which tasks keep their names."""
     return TaskGroup(group_id=name, prefix_group_id=False, group_display_name=title, tooltip=words)
-
-
-def turn(task: Task) -> PromotionOrder:
-    """What the operator of a promotion's task looks at, before traffic is moved."""
-    needs = tuple(task_id for need in task.needs for task_id in need.tasks)
-    return PromotionOrder(last_gates=task.offered, needs=needs, promoted_before=dict(task.stopped_by))
-
-
-def _needed(task: Task, otherwise: Ending) -> tuple[str, ...]:
-    """Ids of the tasks without which one ends so, whatever its trigger rule."""
-    return tuple(name for need in task.needs if need.otherwise is otherwise for name in need.tasks)

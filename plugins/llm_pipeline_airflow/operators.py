@@ -11,21 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator, ResumableJobMixin
-from airflow.sdk.exceptions import (
-    AirflowFailException,
-    AirflowSkipException,
-    TaskDeferralError,
-    TaskDeferralTimeout,
-)
+from airflow.sdk.exceptions import AirflowSkipException, TaskDeferralError, TaskDeferralTimeout
 
 from llm_pipeline.base.errors import ErrorDocument, RemoteStageError, Terminal, Transient, from_document
 from llm_pipeline.base.logging import LogRelay
 from llm_pipeline.notifications.event import judged
 from llm_pipeline.operations.upkeep import replace_holders
-from llm_pipeline.release.contract import StageRequest, StageResult, TimeLimit
+from llm_pipeline.release.contract import StageRequest, StageResult
 from llm_pipeline.release.decision import note_ended
 from llm_pipeline.release.loading import ConfiguredRelease, load_release
-from llm_pipeline.release.time_limit import GRACE_SECONDS, out_of_time
+from llm_pipeline.release.time_limit import GRACE_SECONDS
 from llm_pipeline.release_progress import ReleaseProgress, passed, placement, resolve_request
 from llm_pipeline.runners.runner import Job
 from llm_pipeline.runners.runners import Runners, Watch
@@ -40,13 +35,14 @@ from llm_pipeline_airflow.job_trigger import JobTrigger, may_be_watched, watched
 from llm_pipeline_airflow.links import ReleaseReportLink
 from llm_pipeline_airflow.placement import queue_of
 from llm_pipeline_airflow.runs import remember_run
-from llm_pipeline_airflow.states import failed, require_any, task_states, unsuccessful
+from llm_pipeline_airflow.states import require_begun
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
     from pydantic import JsonValue
 
     from llm_pipeline.notifications.event import Event, Origin
+    from llm_pipeline.release.tasks import Task
     from llm_pipeline_airflow.notifications import Happened
 
 log = get_logger(__name__)
@@ -76,11 +72,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         subject: What the stage works on: a recipe, a target or nothing.
         step: Appended to the subject as `:<step>`: a canary step's percentage.
         release_id: The release; by default what the task `resolve` returned.
-        any_of: Task ids of which one instance must have succeeded, though the trigger rule lets this one run.
-        needs: Ids of tasks without whose success it fails, though the trigger rule lets it run.
-        wants: Ids of tasks without whose success it is skipped.
-        useless_without: Ids of tasks that it does not wait for: it is skipped when one has failed by then.
-        of_recipe: Whether its subject is a recipe, or a candidate, which is skipped where nothing needs it.
+        flow_task: The task of the flow that it is; None for one on its own, which always may begin.
     """
 
     template_fields: Collection[str] = ("subject", "release_id")
@@ -98,20 +90,12 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         subject: str = "",
         step: str = "",
         release_id: str = RELEASE_ID_TEMPLATE,
-        any_of: tuple[str, ...] = (),
-        needs: tuple[str, ...] = (),
-        wants: tuple[str, ...] = (),
-        useless_without: tuple[str, ...] = (),
-        of_recipe: bool = False,
+        flow_task: Task | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.config_path = config_path
-        self.any_of = any_of
-        self.needs = needs
-        self.wants = wants
-        self.useless_without = useless_without
-        self.of_recipe = of_recipe
+        self.flow_task = flow_task
         self.stage = stage
         self.subject = subject
         self.step = step
@@ -146,18 +130,11 @@ class StageOperator(ResumableJobMixin, BaseOperator):
             return self.poll_until_complete(job, context)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
-        """See `BaseOperator`; a triggerer that failed, or that nobody started, loses no result.
-
-        Raises:
-            StageOutOfTime: The stage has not ended in time; it is stopped.
-        """
+        """See `BaseOperator`; a triggerer that failed, or that nobody started, loses no result."""
         try:
             return super().resume_execution(next_method, next_kwargs, context)
-        except TaskDeferralTimeout as error:
-            with self._told_errors(context):
-                self._end_overdue(context, error)
-        except TaskDeferralError as error:
-            log.warning("the triggerer failed, so this worker follows the stage: %s", error)
+        except (TaskDeferralError, TaskDeferralTimeout) as error:
+            log.warning("no triggerer told of the stage's end, so this worker follows it: %s", error)
         self.stays = True
         return self.execute(context)
 
@@ -185,28 +162,23 @@ class StageOperator(ResumableJobMixin, BaseOperator):
     def request(self, context: Context) -> StageRequest:
         """What the stage is asked to do.
 
-        No trigger rule says "all done, but these well" when some are skipped (`all_done_min_one_success` skips with
-        them), so it is asked here how the tasks before this one ended.
-
         Raises:
             AirflowFailException: What it needs did not end well; a result of an earlier run is none of this one.
-            AirflowSkipException: This run does not have it, or what it wants did not end well.
+            AirflowSkipException: This run does not have it, or it has nothing to do.
         """
-        require_any(context, self.any_of)
-        if missing := unsuccessful(context, self.needs):
-            if set(task_states(context, missing).values()) == {"skipped"}:
-                raise self._skipped(f"{', '.join(missing)} were skipped")
-            raise AirflowFailException(f"{self.stage} cannot run: {', '.join(missing)} did not succeed in this run")
-        if missing := unsuccessful(context, self.wants):
-            raise self._skipped(f"{', '.join(missing)} did not succeed in this run")
-        if missing := failed(context, self.useless_without):
-            raise self._skipped(f"{', '.join(missing)} failed in this run")
+        step = self.flow_task.step if self.flow_task is not None else None
+        if self.flow_task is not None and self.flow_task.step.decides:
+            try:
+                require_begun(context, self.flow_task, self.subject, self.flow)
+            except AirflowSkipException:
+                self._ending = "skipped"
+                raise
         if not self.release_id:
             raise self._skipped("there is no release: its first stage failed")
         flow = self.flow()
         if why := flow.left_out(self.stage, self.subject):
             raise self._skipped(why)
-        if self.of_recipe and (why := flow.passed_over(self.subject)):
+        if step is not None and step.is_attempt and step.decides and (why := flow.passed_over(self.subject)):
             raise self._skipped(why)
         return flow.request(self.stage, f"{self.subject}:{self.step}" if self.step else self.subject)
 
@@ -317,20 +289,6 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         if self.execution_timeout is not None:
             longest = min(longest, context["ti"].start_date + self.execution_timeout - datetime.now(UTC))
         return max(longest, timedelta(seconds=1))
-
-    def _end_overdue(self, context: Context, error: TaskDeferralTimeout) -> None:
-        """Stop a stage that still runs; return if it ended, which no triggerer saw."""
-        state = context.get("task_state_store")
-        noted = state.get(self.external_id_key) if state is not None else None
-        if noted is None or not self._runner.is_active(job := Job.model_validate(noted)):
-            log.warning("no triggerer told of the stage's end: does one run?")
-            return
-        self._runner.cancel(job)
-        allowed = job.time_limit
-        if self.execution_timeout is not None and self.execution_timeout.total_seconds() < allowed.longest_seconds:
-            seconds = self.execution_timeout.total_seconds()
-            allowed = TimeLimit(longest_seconds=seconds, setting="execution_timeout of the task")
-        raise out_of_time(allowed, ran=allowed.longest_seconds) from error
 
     def attend(self) -> None:
         """Called again and again while the stage runs."""

@@ -1,84 +1,28 @@
-"""Operators around production: whether a target may be promoted now, the canary's steps, and the rollback."""
+"""Operators around production: the canary's steps, the settlement, and the rollback."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
-
-from llm_pipeline.operations.decisions import read_decision
 from llm_pipeline.release.contract import StageRequest, StageResult
-from llm_pipeline.release.flow import APPROVAL
 from llm_pipeline_airflow.assets import ROLLBACKS, event_extra, tell_rollback
 from llm_pipeline_airflow.connections import config_with_secrets
 from llm_pipeline_airflow.faults import contained, get_logger
 from llm_pipeline_airflow.notifications import page_of, tell_canary
 from llm_pipeline_airflow.operators import StageOperator
-from llm_pipeline_airflow.states import passed_targets, task_states, unsuccessful
+from llm_pipeline_airflow.states import task_states
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
     from pydantic import JsonValue
 
-    from llm_pipeline.release_progress import ReleaseProgress
+    from llm_pipeline.release.tasks import Task
 
 log = get_logger(__name__)
 
 
-@dataclass(frozen=True)
-class PromotionOrder:
-    """What must be so before traffic of a target is moved.
-
-    Attributes:
-        last_gates: Task ids of the mapped gates before the approval; their results name the targets that passed.
-        needs: Ids of unmapped tasks without whose success nothing is begun, though the trigger rule lets it run.
-        promoted_before: `settle` of the targets that come first, by target: the first failure among those that passed
-            their gates stops the others.
-    """
-
-    last_gates: tuple[str, ...]
-    needs: tuple[str, ...] = ()
-    promoted_before: Mapping[str, str] = field(default_factory=dict)
-
-    def check(self, context: Context, target: str, flow: Callable[[], ReleaseProgress]) -> None:
-        """Return if the target may be promoted now.
-
-        Raises:
-            AirflowFailException: It did not pass its gates; an approval of other targets is none of its own.
-            AirflowSkipException: What it needs did not end well, this run has no such target, or one before it was not
-                promoted.
-        """
-        if missing := unsuccessful(context, self.needs):
-            raise _not_begun(target, f"{', '.join(missing)} did not succeed in this run")
-        offered = passed_targets(context, self.last_gates)
-        if target not in offered:
-            if why := flow().left_out("canary", target):
-                raise _not_begun(target, why)
-            raise AirflowFailException(
-                f"{target} did not pass {', '.join(self.last_gates)} in this run: no traffic is moved"
-            )
-        decision = read_decision(flow(), APPROVAL)
-        if decision is not None and decision.answer == "approved":
-            if not decision.takes(target):
-                raise _not_begun(target, f"{decision.by} did not take it")
-            offered = [other for other in offered if decision.takes(other)]
-        for other, settle in self.promoted_before.items():
-            if other in offered and "success" not in task_states(context, [settle], map_index=0).values():
-                raise _not_begun(target, f"{other} comes first and was not promoted")
-
-
-def _not_begun(target: str, why: str) -> AirflowSkipException:
-    """What to raise; the log says it too, for the UI shows of this exception nothing but the state."""
-    log.info("no traffic of %s is moved: %s", target, why)
-    return AirflowSkipException(why)
-
-
 _STARTED = frozenset({"success", "failed", "running", "up_for_retry"})
-
-
 _TELL_SECONDS = 10.0
 
 
@@ -111,28 +55,6 @@ class NotifyingOperator(StageOperator):
             log.warning("no notification is sent: %s", fault)
 
 
-class CanaryStepOperator(NotifyingOperator):
-    """Moves traffic of one target one step on, if that target passed its gates in this very run.
-
-    Args:
-        turn: Whether it may.
-    """
-
-    def __init__(self, *, turn: PromotionOrder, **kwargs: Any) -> None:
-        kwargs.setdefault("stage", "canary")
-        super().__init__(**kwargs)
-        self.turn = turn
-
-    def request(self, context: Context) -> StageRequest:
-        """What the stage is asked to do, if it is the target's turn; see `PromotionOrder`."""
-        try:
-            self.turn.check(context, self.subject, self.flow)
-        except AirflowSkipException:
-            self._ending = "skipped"
-            raise
-        return super().request(context)
-
-
 class SettleOperator(StageOperator):
     """Makes the candidate the production version, which is an event of the place's asset."""
 
@@ -151,17 +73,12 @@ class RollbackOperator(NotifyingOperator):
 
     A canary that waits for a person waits on if the guard was heard of lately, which watches its deadline: clear its
     step to go on with it. Without a guard it is rolled back.
-
-    Args:
-        canary_steps: Task ids of the steps; none of them started means nothing to roll back.
-        settled: Task ids after whose success nothing is left to roll back.
     """
 
-    def __init__(self, *, canary_steps: tuple[str, ...], settled: tuple[str, ...], **kwargs: Any) -> None:
+    def __init__(self, *, flow_task: Task, **kwargs: Any) -> None:
         kwargs.setdefault("stage", "rollback")
-        super().__init__(outlets=[ROLLBACKS], **kwargs)
-        self.canary_steps = canary_steps
-        self.settled = settled
+        super().__init__(flow_task=flow_task, outlets=[ROLLBACKS], **kwargs)
+        self.canary_steps, self.settled = flow_task.tears_down, flow_task.unless
 
     def request(self, context: Context) -> StageRequest:
         """What the stage is asked to do.

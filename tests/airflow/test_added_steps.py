@@ -85,7 +85,7 @@ def test_the_dag_draws_them(smoke_release, project):
     assert dag.get_task("sign_off").upstream_task_ids == {"targets.load_test"}
     assert dag.get_task("approve").upstream_task_ids == {"sign_off"}
     second = dag.get_task("promotion_2.canary_5")
-    assert second.turn.last_gates == ("targets.load_test",)
+    assert second.flow_task.offered == ("targets.load_test",)
     assert dag.get_task("sign_off").task_display_name == "Sign off"
 
 

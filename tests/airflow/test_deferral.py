@@ -17,7 +17,7 @@ from airflow.sdk.exceptions import TaskDeferred
 from waiting import until
 
 from llm_pipeline.adapters.docker.adapter import DockerEnvironment
-from llm_pipeline.base.errors import RemoteStageTransient, StageOutOfTime, Transient
+from llm_pipeline.base.errors import RemoteStageTransient, Transient
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.release import time_limit
@@ -266,23 +266,14 @@ def test_a_killed_task_takes_its_job_with_it_and_one_that_still_waits_does_not(p
     task.end()
 
 
-def test_a_deferral_that_takes_too_long_ends_the_job(place, task):
+@pytest.mark.parametrize("error", ["Trigger timeout", "Trigger failure"])
+def test_a_stage_whose_end_no_triggerer_told_is_followed_by_a_worker(place, task, error):
     assert task.deferred().timeout >= timedelta(hours=24)
-    waiting = task.deferred(execution_timeout=timedelta(seconds=30))
-    assert waiting.timeout <= timedelta(seconds=30)
+    assert task.deferred(execution_timeout=timedelta(seconds=30)).timeout <= timedelta(seconds=30)
     until(task.starts)
-    with pytest.raises(StageOutOfTime, match="stopped after its time limit"):
-        task.give_up("Trigger timeout")
-    assert not task.runs(waiting)
-    with pytest.raises(Transient):
-        task.runners().outcome(job_of(waiting))
-
-
-def test_a_stage_that_ended_without_a_triggerer_is_judged_when_its_time_is_over(place, task):
-    waiting = task.deferred()
     task.end()
-    until(lambda: not task.runs(waiting))
-    assert task.give_up("Trigger timeout")["metrics"] == {"bytes": 1003}
+    assert task.give_up(error)["metrics"] == {"bytes": 1003}
+    assert task.starts() == 1
 
 
 def test_a_stage_that_hangs_is_stopped_by_the_triggerer(cluster, task, monkeypatch):
@@ -298,13 +289,6 @@ def test_a_stage_that_hangs_is_stopped_by_the_triggerer(cluster, task, monkeypat
     with pytest.raises(RemoteStageTransient, match="StageOutOfTime: the stage was stopped after its time limit of 3"):
         task.resume(waiting, event)
     assert not task.runs(waiting)
-
-
-def test_a_triggerer_that_cannot_run_the_trigger_leaves_the_stage_to_a_worker(place, task):
-    task.deferred()
-    task.end()
-    assert task.give_up("Trigger failure")["metrics"] == {"bytes": 1003}
-    assert task.starts() == 1
 
 
 def watchable(monkeypatch, environment, *, executor="CeleryExecutor", queues="False", engine="") -> bool:

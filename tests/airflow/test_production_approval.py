@@ -16,6 +16,7 @@ from llm_pipeline_airflow.approvals import DecisionOperator, DecisionTrigger, Qu
 from llm_pipeline_airflow.dag_factory import release_dag
 from llm_pipeline_airflow.faults import Refused
 from llm_pipeline_airflow.notifications import ReleaseNotifier
+from llm_pipeline_airflow.states import require_begun
 from place_here import serve
 
 from llm_pipeline.base.errors import Transient
@@ -262,12 +263,12 @@ def test_who_approves_may_refuse_a_target(released, task, flow) -> None:
     require_production_approved(flow.store, RELEASE, "cpu-b")
     with pytest.raises(NotApproved, match="anna refused cpu-a"):
         require_production_approved(flow.store, RELEASE, "cpu-a")
-    order = release_dag(released.config).get_task("promotion_1.canary_5").turn
+    step = release_dag(released.config).get_task("promotion_1.canary_5").flow_task
     last = {"promotion_1.settle_0": "success", "approve": "success"}
     ti = SimpleNamespace(get_task_states=lambda **_: {"r": last}, **vars(CONTEXT["ti"]))
     with pytest.raises(AirflowSkipException, match="anna did not take it"):
-        order.check({"ti": ti}, "cpu-a", lambda: flow)
-    order.check({"ti": ti}, "cpu-b", lambda: flow)
+        require_begun({"ti": ti}, step, "cpu-a", lambda: flow)
+    require_begun({"ti": ti}, step, "cpu-b", lambda: flow)
 
 
 @pytest.mark.parametrize(
@@ -293,10 +294,10 @@ def test_a_target_begins_after_the_approval_its_own_gates_and_the_targets_before
 
     results = [{"subject": target} for target in passed]
     ti = SimpleNamespace(dag_id="tiny", run_id="r", get_task_states=seen, xcom_pull=lambda **_: results)
-    order = release_dag(released.config).get_task("promotion_2.canary_5").turn
+    step = release_dag(released.config).get_task("promotion_2.canary_5").flow_task
     refused = pytest.raises((AirflowSkipException, AirflowFailException), match=why)
     with refused if why else nullcontext():
-        order.check({"ti": ti}, "cpu-b", lambda: flow)
+        require_begun({"ti": ti}, step, "cpu-b", lambda: flow)
 
 
 def test_what_was_answered_on_the_command_line_counts_for_airflows_form_too(task, flow) -> None:
