@@ -125,26 +125,17 @@ def test_a_mistake_in_a_config_ends_with_4_and_one_error_without_a_traceback(con
     assert [entry.name for entry in configs.parent.iterdir()] == ["configs"]
 
 
-def test_a_missing_file_of_this_directory_is_told_what_the_directory_has(tmp_path, monkeypatch, capsys):
-    (tmp_path / "other.yaml").write_text("{}")
-    monkeypatch.chdir(tmp_path)
-    assert main(["render", "a-release", "--output", "o", "--options", "none"]) == 4
-    assert f"{tmp_path.name}/ has: other" in capsys.readouterr().err
-
-
-def test_a_release_that_is_given_by_its_name_is_answered_with_where_it_is(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_missing_file_is_told_with_what_there_is(tmp_path, monkeypatch, capsys):
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
     assert main(["init", ".", "--model", "organisation/name", "--name", "chat"]) == 0
-    capsys.readouterr()
-    assert main(["plan", "chat"]) == 4
-    assert "no such file -> releases/ has: chat (" in capsys.readouterr().err
-
-
-def test_a_missing_config_ends_with_4_and_says_what_there_is(capsys: pytest.CaptureFixture[str]):
-    assert main(["plan", str(REAL.with_name("llama.yaml"))]) == 4
-    error = capsys.readouterr().err
-    assert "llama.yaml: no such file" in error
-    assert "llama-3.1-8b-instruct" in error
+    for command, told in (
+        (["plan", "chat"], "no such file -> releases/ has: chat ("),
+        (["plan", "releases/llama.yaml"], "llama.yaml: no such file -> releases/ has: chat"),
+        (["render", "a-release", "--output", "o", "--options", "releases/none"], "releases/ has: chat"),
+    ):
+        assert main(command) == 4
+        assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -154,7 +145,6 @@ def test_a_missing_config_ends_with_4_and_says_what_there_is(capsys: pytest.Capt
         ["plna", "x.yaml"],
         ["run", "x.yaml", "--approve", "--reject"],
         ["stop", "--drain", "nan"],
-        ["plan", "x.yaml", "--store-seconds=-1"],
     ],
 )
 def test_wrong_arguments_end_with_a_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]):
@@ -195,18 +185,10 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_command_without_a_deployment_says_how_to_name_one(elsewhere: Path, capsys: pytest.CaptureFixture[str]):
-    for command in (
-        ["ls"],
-        ["show", "x"],
-        ["verify", "x"],
-        ["diff", "x", "y"],
-        ["report", "x"],
-        ["gc"],
-        ["claims"],
-    ):
-        assert main(command) == 4
-        assert "give --deployment FILE, set LLM_PIPELINE_DEPLOYMENT, or go to" in capsys.readouterr().err
+@pytest.mark.parametrize("command", ["ls", "show x", "verify x", "diff x y", "report x", "gc", "claims"])
+def test_a_command_without_a_deployment_says_how_to_name_one(elsewhere: Path, command: str, capsys):
+    assert main(command.split()) == 4
+    assert "give --deployment FILE, set LLM_PIPELINE_DEPLOYMENT, or go to" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("way", ["option", "variable", "checkout"])
@@ -237,14 +219,6 @@ def test_garbage_collection_is_a_dry_run_unless_told_to_delete(elsewhere: Path, 
     assert main(["gc", "-d", str(deployment), "--delete", "--json"]) == 0
     assert [one["what"] for one in json.loads(capsys.readouterr().out)["going"]] == ["release"]
     assert not left.exists()
-
-
-def test_output_that_nobody_reads_any_more_is_no_traceback(elsewhere: Path):
-    (elsewhere / "here.yaml").write_text(LOCAL)
-    command = f"{sys.executable} -m llm_pipeline ls -d here.yaml | true; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=300, check=True)
-    assert done.stdout.strip() in ("141", "0")
-    assert done.stderr == ""
 
 
 def test_the_command_line_imports_nothing_heavy():

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskDeferred
@@ -36,6 +37,9 @@ from llm_pipeline.release.record import report_name
 from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.stages import canary
 from llm_pipeline.store.place_state import PlaceTaken, Pointer, claim_place, read_place
+
+if TYPE_CHECKING:
+    from .conftest import Project
 
 RELEASE = "tiny-01234567-00000000"
 NAME = decision_name(RELEASE, "approve")
@@ -146,50 +150,42 @@ def test_the_first_answer_stands_until_the_question_is_put_again(flow) -> None:
     assert (standing(flow).answer, standing(flow).by) == ("denied", "bob")
 
 
-def test_who_approved_on_the_command_line_is_not_asked_again(
-    tmp_path, make_project, in_process, capsys, monkeypatch
-) -> None:
+@pytest.fixture
+def answered_ahead(tmp_path, make_project, in_process, monkeypatch):
+    """Runs a release whose question is answered by commands right before it would be asked; the project."""
     project = make_project(tmp_path, approval=True)
     project.script()
     monkeypatch.setenv("LLM_PIPELINE_DEPLOYMENT", str(project.root / "configs/deployments/here.yaml"))
-    answers: list[int] = []
 
-    def approve(request) -> None:
-        if (request.stage, request.subject) == ("staging_down", "cpu-b"):
-            answers.extend([main(["approve", "tiny"]), main(["approve", "tiny", "--deny"])])
+    def run(codes: dict[str, int]) -> Project:
+        def answer(request) -> None:
+            if (request.stage, request.subject) == ("staging_down", "cpu-b"):
+                for arguments, code in codes.items():
+                    assert main(["approve", "tiny", *arguments.split()]) == code
 
-    def nobody(question: str) -> bool | None:
-        raise AssertionError(question)
+        def nobody(question: str) -> bool | None:
+            raise AssertionError(question)
 
-    in_process.before = approve
-    try:
-        assert LocalRun(project.config, approve=nobody).run() is Verdict.GO
-    finally:
-        in_process.before = lambda _request: None
-    assert answers == [0, 2]
+        in_process.before, in_process.ran = answer, []
+        try:
+            assert LocalRun(project.config, approve=nobody).run() is Verdict.GO
+        finally:
+            in_process.before = lambda _request: None
+        return project
+
+    return run
+
+
+def test_who_approved_on_the_command_line_is_not_asked_again(answered_ahead, capsys) -> None:
+    project = answered_ahead({"": 0, "--deny": 2})
     out = capsys.readouterr().out
     assert f"approved: {RELEASE} on cpu-a, cpu-b\n" in out
     assert "too late, nothing was changed: it was approved by " in out
     assert standing(flow_of(project)).asked_at is None
 
 
-def test_who_answers_on_the_command_line_may_refuse_a_target(
-    tmp_path, make_project, in_process, capsys, monkeypatch
-) -> None:
-    project = make_project(tmp_path, approval=True)
-    project.script()
-    monkeypatch.setenv("LLM_PIPELINE_DEPLOYMENT", str(project.root / "configs/deployments/here.yaml"))
-
-    def approve(request) -> None:
-        if (request.stage, request.subject) == ("staging_down", "cpu-b"):
-            assert main(["approve", "tiny", "--target", "cpu-c"]) == 4
-            assert main(["approve", "tiny", "--target", "cpu-b"]) == 0
-
-    in_process.before, in_process.ran = approve, []
-    try:
-        assert LocalRun(project.config, approve=lambda _: None).run() is Verdict.GO
-    finally:
-        in_process.before = lambda _request: None
+def test_who_answers_on_the_command_line_may_refuse_a_target(answered_ahead, in_process, capsys) -> None:
+    answered_ahead({"--target cpu-c": 4, "--target cpu-b": 0})
     said = capsys.readouterr()
     assert "nobody is asked about cpu-c -> it is about cpu-a, cpu-b" in said.err
     assert f"approved: {RELEASE} on cpu-b\n" in said.out

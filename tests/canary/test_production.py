@@ -51,6 +51,8 @@ def test_a_release_is_promoted_settled_brought_back_and_tried_again_without_a_lo
     summary = read_timeline(production.store.fetch(step.artifacts["canary"]))
     assert [event.kind for event in summary.events] == ["started", "shifted", "step passed"]
     assert sum(point.candidate.requests for point in summary.points) >= 10
+    assert summary.evidence is not None
+    assert [len(look.regressed) for look in summary.evidence.looks[:1]] == [len(summary.evidence.metrics)]
     assert production.canary("r2", 100).metrics["phase"] == "promoted"
     settled = result(production.settle("r2"))
     assert (settled.metrics["production"], settled.metrics["slot"], settled.metrics["previous"]) == (

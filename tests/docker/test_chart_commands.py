@@ -195,17 +195,6 @@ def test_our_dags_pages_and_pools_are_there_for_the_charts_first_user(airflow: A
     assert "No release yet" in airflow.ask("GET", "/llm-pipeline/releases")
 
 
-@pytest.mark.parametrize("name", ["airflow-scheduler", "airflow-dag-processor", "airflow-triggerer"])
-def test_the_charts_probe_finds_a_component_alive(airflow: Airflow, render: Render, name: str):
-    pod = render.of_airflow()[name]
-    container = pod["spec"]["containers"][0]
-    *shell, script = container["livenessProbe"]["exec"]["command"]
-    probe = [*shell, script.replace("/entrypoint", "env")]  # the entry point hands a command of Airflow's on as it is
-    environment = airflow.machine.environment(pod, container)
-    answer = subprocess.run(probe, env=environment, capture_output=True, text=True, check=False)
-    assert answer.returncode == 0, answer.stdout + answer.stderr
-
-
 def test_a_task_of_ours_runs_in_the_pod_that_the_executor_makes_for_it(airflow: Airflow, render: Render):
     run = airflow.run("retention__local")
     airflow.unpause("retention__local")

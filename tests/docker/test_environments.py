@@ -178,12 +178,6 @@ def test_a_platform_without_the_server_s_wheel_is_refused(system: str, machine: 
         environments.require_platform(system, machine, libc)
 
 
-def test_a_missing_part_is_told_with_the_exact_command() -> None:
-    message = environments.advice(["python3.11-venv", "libpython3.11"])
-    assert "sudo apt-get install -y python3.11-venv libpython3.11" in message
-    assert "ensurepip" in message
-
-
 def test_without_root_nothing_is_installed_and_the_error_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -39,6 +39,7 @@ from llm_pipeline.store.place_state import Pointer
 
 RELEASE = "demo-tiny-0a1b2c3d-9f8e7d6c"
 START = datetime(2026, 11, 20, 9, 0, tzinfo=UTC)
+CONTROLLER = "r@host.1"
 TASKS = {"arithmetic": 900, "reading": 700, "recall": 500}
 RECIPES = {
     "int4_naive": (0.6, 12e4),
@@ -213,9 +214,9 @@ class SampleRelease:
         points, began_at = list[TimelinePoint](), self._clock.timestamp()
         events: list[CanaryEvent] = []
 
-        def tell(at: float, kind: EventKind, summary: str = "") -> None:
-            event = {"number": len(events) + 1, "at": began_at + at, "kind": kind, "percent": percent, "by": "r@host.1"}
-            events.append(CanaryEvent.model_validate({**event, "summary": summary}))
+        def tell(at: float, kind: EventKind, summary: str = "", verdict: Verdict | None = None) -> None:
+            event = {"number": len(events) + 1, "at": began_at + at, "kind": kind, "percent": percent, "by": CONTROLLER}
+            events.append(CanaryEvent.model_validate({**event, "summary": summary, "verdict": verdict}))
 
         for step, percent in enumerate((5, 25, 50, 100)):
             bad = not good and percent == 25
@@ -223,7 +224,7 @@ class SampleRelease:
             points += [self._point(20 * step + 20 + second, 0.0, slow=False) for second in range(10)] if bad else []
             tell(20.0 * step, EventKind.SHIFTED)
             if bad:
-                tell(20.0 * step + 20, EventKind.ROLLING_BACK, "slow first tokens")
+                tell(20.0 * step + 20, EventKind.ROLLING_BACK, "slow first tokens", Verdict.NO_GO)
                 tell(20.0 * step + 20.4, EventKind.ROLLED_BACK)
             verdict = Verdict.NO_GO if bad else Verdict.GO
             self.add(
