@@ -108,7 +108,7 @@ def test_a_candidate_that_fails_is_left_out_and_one_whose_recipe_failed_is_not_t
 
 
 @pytest.mark.slow
-@pytest.mark.thorough  # the test above is its fast twin, with `test_dag_is_the_flow.py`
+@pytest.mark.thorough  # the test above is its fast twin, with `test_dag_factory.py`
 def test_airflow_tries_and_chooses_the_same(project, in_process, airflow_database, monkeypatch):
     monkeypatch.setenv("AIRFLOW__LLM_PIPELINE__RELEASES", str(project.config.parent))
     in_process.ran.clear()
