@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 from otlp_receiver import Telemetry, otlp_receiver
@@ -19,7 +19,7 @@ from safetensors_files import write_safetensors
 from waiting import free_port
 
 from llm_pipeline.demo.hub import publish_revision
-from llm_pipeline.demo.local_airflow import AirflowAccess, start_airflow, stop_airflow
+from llm_pipeline.demo.local_airflow import AirflowAccess, AirflowClient, TaskState, start_airflow, stop_airflow
 
 if TYPE_CHECKING:
     from .conftest import Project
@@ -66,6 +66,42 @@ class RealAirflow:
         password = json.loads((self.home / "passwords.json").read_text())[user]
         answer = httpx.post(f"{self.access.url}/auth/token", json={"username": user, "password": password})
         return {"Authorization": f"Bearer {answer.json()['access_token']}"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of a DAG, and what its users see and do; tasks that are not mapped have the index -1."""
+
+    client: AirflowClient
+    dag_id: str
+    run_id: str
+
+    @property
+    def path(self) -> str:
+        return f"/api/v2/dags/{self.dag_id}/dagRuns/{self.run_id}"
+
+    @property
+    def state(self) -> str:
+        return self.client.run_state(self.dag_id, self.run_id)
+
+    def task(self, task_id: str, index: int = -1) -> TaskState:
+        states = self.client.task_states(self.dag_id, self.run_id)
+        return next(one for one in states if (one.task_id, one.map_index) == (task_id, index))
+
+    def details(self, task_id: str, index: int = -1) -> dict[str, Any]:
+        return self.client.call("GET", self._path(task_id, index))
+
+    def mark_failed(self, task_id: str, index: int = -1) -> None:
+        self.client.call("PATCH", self._path(task_id, index), json={"new_state": "failed"})
+
+    def log(self, task_id: str, attempt: int, index: int = -1) -> list[str]:
+        return self.client.task_log(self.dag_id, self.run_id, task_id, attempt=attempt, map_index=index)
+
+    def ended(self) -> bool:
+        return self.state in ("success", "failed")
+
+    def _path(self, task_id: str, index: int) -> str:
+        return f"{self.path}/taskInstances/{task_id}" + (f"/{index}" if index >= 0 else "")
 
 
 @contextmanager

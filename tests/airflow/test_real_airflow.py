@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from place_here import serve
+from real_airflow import Run
 from waiting import until
 
 from llm_pipeline.base import detached
@@ -45,65 +45,38 @@ def client(real_airflow) -> Iterator[AirflowClient]:
         yield client
 
 
-@dataclass(frozen=True)
-class Run:
-    """A run of a DAG, and what its users see and do."""
+def finish(
+    run: Run,
+    *,
+    approve: bool,
+    denied: tuple[str, ...] = (),
+    elsewhere: Mapping[str, Callable[[], Any]] | None = None,
+) -> str:
+    """Answer what is asked until the run has ended; its state.
 
-    client: AirflowClient
-    dag_id: str
-    run_id: str
+    Args:
+        run: The run.
+        approve: The answer in Airflow's forms.
+        denied: Tasks whose forms are denied.
+        elsewhere: What answers the question of a task outside of Airflow.
+    """
+    outside = dict(elsewhere or {})
 
-    def task(self, task_id: str, index: int):
-        states = self.client.task_states(self.dag_id, self.run_id)
-        return next((one for one in states if (one.task_id, one.map_index) == (task_id, index)), None)
+    def ended() -> bool:
+        for task_id, index in run.client.pending_approvals(run.dag_id, run.run_id):
+            if elsewhere and task_id in elsewhere:
+                outside.pop(task_id, lambda: None)()
+                continue
+            yes = approve and task_id not in denied
+            run.client.answer_approval(run.dag_id, run.run_id, task_id, map_index=index, approve=yes)
+        return run.ended()
 
-    def details(self, task_id: str, index: int) -> dict[str, Any]:
-        return self.client.call("GET", self._path(task_id, index))
+    until(ended, 900, look_seconds=2)
+    return run.state
 
-    def mark_failed(self, task_id: str, index: int) -> None:
-        self.client.call("PATCH", self._path(task_id, index), json={"new_state": "failed"})
 
-    def log(self, task_id: str, attempt: int) -> list[str]:
-        return self.client.task_log(self.dag_id, self.run_id, task_id, attempt=attempt, map_index=0)
-
-    def finish(
-        self,
-        *,
-        approve: bool,
-        denied: tuple[str, ...] = (),
-        elsewhere: Mapping[str, Callable[[], Any]] | None = None,
-    ) -> str:
-        """Answer what is asked until the run has ended; its state.
-
-        Args:
-            approve: The answer in Airflow's forms.
-            denied: Tasks whose forms are denied.
-            elsewhere: What answers the question of a task outside of Airflow.
-        """
-        outside = dict(elsewhere or {})
-
-        def ended() -> bool:
-            for task_id, index in self.client.pending_approvals(self.dag_id, self.run_id):
-                if elsewhere and task_id in elsewhere:
-                    outside.pop(task_id, lambda: None)()
-                    continue
-                yes = approve and task_id not in denied
-                self.client.answer_approval(self.dag_id, self.run_id, task_id, map_index=index, approve=yes)
-            return self.client.run_state(self.dag_id, self.run_id) in ("success", "failed")
-
-        until(ended, 900, look_seconds=2)
-        return self.client.run_state(self.dag_id, self.run_id)
-
-    @property
-    def path(self) -> str:
-        return f"/api/v2/dags/{self.dag_id}/dagRuns/{self.run_id}"
-
-    @property
-    def note(self) -> str:
-        return self.client.call("GET", self.path)["note"]
-
-    def _path(self, task_id: str, index: int) -> str:
-        return f"{self.path}/taskInstances/{task_id}/{index}"
+def note_of(run: Run) -> str:
+    return run.client.call("GET", run.path)["note"]
 
 
 def trigger(client: AirflowClient, dag_id: str) -> Run:
@@ -137,7 +110,7 @@ def denied(client, release, tmp_path_factory) -> Run:
     )
     until(
         lambda: any(
-            "the stage of an earlier attempt is still running" in line for line in run.log("recipes_1.quantize", 2)
+            "the stage of an earlier attempt is still running" in line for line in run.log("recipes_1.quantize", 2, 0)
         )
     )
     found_again.touch()
@@ -146,8 +119,8 @@ def denied(client, release, tmp_path_factory) -> Run:
         flow = ReleaseProgress(store, read_release_record(store, client.xcom(DAG_OF_ONE_TARGET, run.run_id, "resolve")))
         assert decide(flow, "approve", ["cpu-a"], approved=True, by="bob").counted
 
-    ended = run.finish(
-        approve=True, denied=("promotion_1.approve_100",), elsewhere={"approve": approve_on_the_command_line}
+    ended = finish(
+        run, approve=True, denied=("promotion_1.approve_100",), elsewhere={"approve": approve_on_the_command_line}
     )
     assert ended == "failed"
     assert marker.read_text().splitlines() == ["started"]
@@ -157,19 +130,19 @@ def denied(client, release, tmp_path_factory) -> Run:
 def test_a_killed_worker_finds_its_stage_again(denied):
     quantize = denied.task("recipes_1.quantize", 0)
     assert (quantize.state, quantize.tries) == ("success", 2)
-    assert "WARNING a warning of the stage  subject=small" in denied.log("recipes_1.quantize", 2)
+    assert "WARNING a warning of the stage  subject=small" in denied.log("recipes_1.quantize", 2, 0)
 
 
 def test_a_recipe_that_is_not_tried_says_why(denied):
     skipped = denied.details("recipes_2.quantize", 0)
     assert (skipped["state"], skipped["rendered_map_index"]) == ("skipped", "large · skipped")
-    log = denied.log("recipes_2.quantize", 1)
+    log = denied.log("recipes_2.quantize", 1, 0)
     assert any("large is skipped: a cheaper recipe passed (small)" in line for line in log)
 
 
 def test_an_answer_on_the_command_line_ends_a_form_that_waits(denied, client):
-    assert denied.task("approve", -1).state == "success"
-    form = client.call("GET", f"{denied._path('approve', -1)}/hitlDetails")
+    assert denied.task("approve").state == "success"
+    form = client.call("GET", f"{denied.path}/taskInstances/approve/-1/hitlDetails")
     assert (form["response_received"], form["chosen_options"]) == (True, ["Approve"])
     assert any("approved by bob" in line for line in client.task_log(DAG_OF_ONE_TARGET, denied.run_id, "approve"))
 
@@ -179,7 +152,7 @@ def test_a_person_is_asked_between_two_steps_and_a_denial_rolls_the_canary_back(
     assert states == {"canary_5": "success", "approve_100": "failed", "canary_100": "upstream_failed"}
     assert denied.task("promotion_1.rollback", 0).state == "success"
     assert denied.details("promotion_1.approve_100", 0)["rendered_map_index"] == "cpu-a"
-    log = denied.log("promotion_1.approve_100", 1)
+    log = denied.log("promotion_1.approve_100", 1, 0)
     assert sum("step 100 % of cpu-a: denied; the canary is rolled back" in line for line in log) == 1
     assert not any("Traceback" in line or "Task failed with exception" in line for line in log)
     store = open_store(f"file://{release.root}/store")
@@ -220,7 +193,7 @@ def test_a_release_of_two_targets_settles(client, release, real_airflow):
     forget_what_was_computed(release)
     release.script()
     run = trigger(client, DAG)
-    assert run.finish(approve=True) == "success"
+    assert finish(run, approve=True) == "success"
     require_pages(real_airflow, run, '<td class="GO">GO</td><td>settle cpu-')
 
 
@@ -234,12 +207,12 @@ def test_a_run_that_a_person_marked_failed_is_failed_also_while_it_was_queued_an
     until(lambda: started(marker))
     for one, told in ((queued, {}), (run, {"note": "It took too long."})):
         client.call("PATCH", one.path, json={"state": "failed", **told})
-    assert client.run_state(queued.dag_id, queued.run_id) == "failed", "it has no task that could fail"
-    assert re.fullmatch(r"Marked as failed by admin, 20.* UTC", queued.note)
-    assert re.fullmatch(r"It took too long\.\n\nMarked as failed by admin, 20.* UTC", run.note)
-    until(lambda: run.task("give_back", -1).state not in (None, "running", "scheduled", "queued"), look_seconds=1)
-    assert until(lambda: client.run_state(run.dag_id, run.run_id) in ("success", "failed"))
-    assert client.run_state(run.dag_id, run.run_id) == "failed"
+    assert queued.state == "failed", "it has no task that could fail"
+    assert re.fullmatch(r"Marked as failed by admin, 20.* UTC", note_of(queued))
+    assert re.fullmatch(r"It took too long\.\n\nMarked as failed by admin, 20.* UTC", note_of(run))
+    until(lambda: run.task("give_back").state not in (None, "running", "scheduled", "queued"), look_seconds=1)
+    until(run.ended)
+    assert run.state == "failed"
     admin = real_airflow.token("admin")
     listed = httpx.get(f"{real_airflow.access.url}/llm-pipeline/releases?state=ended", headers=admin).text
     assert '<td class="ended">ended</td>' in listed
@@ -274,11 +247,11 @@ def test_a_task_that_is_marked_failed_takes_its_stage_with_it_and_a_rejection_mo
     run.mark_failed("recipes_1.quantize", 0)
     until(lambda: not process.session_alive)
 
-    assert run.finish(approve=False) == "failed"
+    assert finish(run, approve=False) == "failed"
     assert run.task("recipes_2.quantize", 0).state == "success"
     assert run.task("promotion_1.canary_5", 0).state == "upstream_failed"
-    assert run.task("give_back", -1).state == "success", "one red task for one cause"
-    assert run.task("report", -1).state == "success"
+    assert run.task("give_back").state == "success", "one red task for one cause"
+    assert run.task("report").state == "success"
 
 
 def test_a_second_start_finds_the_running_airflow(real_airflow):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_airflow import make_home
+from real_airflow import Run, make_home
 from test_deferral import DIGEST, IMAGE, in_containers, put
 from waiting import free_port, until
 
@@ -101,37 +101,13 @@ def client(jobs) -> Iterator[AirflowClient]:
         yield client
 
 
-@dataclass(frozen=True)
-class Run:
-    """A run of a DAG."""
+def states(run: Run) -> dict[str, str | None]:
+    return {one.task_id: one.state for one in run.client.task_states(run.dag_id, run.run_id)}
 
-    client: AirflowClient
-    dag_id: str
-    run_id: str
 
-    @property
-    def path(self) -> str:
-        return f"/api/v2/dags/{self.dag_id}/dagRuns/{self.run_id}/taskInstances"
-
-    def states(self) -> dict[str, str | None]:
-        return {one.task_id: one.state for one in self.client.task_states(self.dag_id, self.run_id)}
-
-    def tries(self, task_id: str) -> int:
-        return next(one.tries for one in self.client.task_states(self.dag_id, self.run_id) if one.task_id == task_id)
-
-    def log(self, task_id: str) -> str:
-        """The log of the last try, as its page shows it."""
-        return "\n".join(self.client.task_log(self.dag_id, self.run_id, task_id, attempt=max(1, self.tries(task_id))))
-
-    def mark_failed(self, task_id: str) -> None:
-        self.client.call("PATCH", f"{self.path}/{task_id}", json={"new_state": "failed"})
-
-    def clear(self, task_id: str) -> None:
-        body = {"dry_run": False, "task_ids": [task_id], "dag_run_id": self.run_id, "only_failed": False}
-        self.client.call("POST", f"/api/v2/dags/{self.dag_id}/clearTaskInstances", json=body)
-
-    def ended(self) -> bool:
-        return self.client.run_state(self.dag_id, self.run_id) in ("success", "failed")
+def log(run: Run, task_id: str) -> str:
+    """The log of the last try, as its page shows it."""
+    return "\n".join(run.log(task_id, max(1, run.task(task_id).tries)))
 
 
 def kill_a_worker(jobs: Jobs, run: Run) -> str:
@@ -139,10 +115,10 @@ def kill_a_worker(jobs: Jobs, run: Run) -> str:
 
     def killed() -> str:
         assert not run.ended()
-        for name, state in run.states().items():
+        for name, state in states(run).items():
             if state == "running" and name in KEPT and jobs.started(name):
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(run.client.call("GET", f"{run.path}/{name}")["pid"], signal.SIGKILL)
+                    os.kill(run.details(name)["pid"], signal.SIGKILL)
                     return name
         return ""
 
@@ -155,21 +131,22 @@ def containers(jobs, client) -> Run:
     run = Run(client, "containers", client.trigger("containers"))
     killed = kill_a_worker(jobs, run)
     names = {*KEPT, "marked", "cleared"}
-    until(lambda: {name for name, state in run.states().items() if state == "deferred"} >= names, 600)
+    until(lambda: {name for name, state in states(run).items() if state == "deferred"} >= names, 600)
     assert jobs.running() >= names
-    assert run.tries(killed) == 2
+    assert run.task(killed).tries == 2
 
     (jobs.project.root / "two.said").touch()
-    until(lambda: "INFO heard" in run.log("two"))
+    until(lambda: "INFO heard" in log(run, "two"))
     jobs.kill_triggerer()
     jobs.start()
     for name in ("two", "marked", "cleared"):
-        until(lambda name=name: "this triggerer took over" in run.log(name))
+        until(lambda name=name: "this triggerer took over" in log(run, name))
 
     run.mark_failed("marked")
     until(lambda: "marked" not in jobs.running())
     assert jobs.running() >= names - {"marked"}
-    run.clear("cleared")
+    body = {"dry_run": False, "task_ids": ["cleared"], "dag_run_id": run.run_id, "only_failed": False}
+    client.call("POST", "/api/v2/dags/containers/clearTaskInstances", json=body)
     until(lambda: jobs.started("cleared") == 2)
     jobs.end(*KEPT, "cleared")
     until(run.ended, 600)
@@ -177,7 +154,7 @@ def containers(jobs, client) -> Run:
 
 
 def test_one_worker_slot_is_enough_for_six_containers_and_each_stage_has_one_result(containers, jobs):
-    assert containers.states() == {
+    assert states(containers) == {
         "one": "success", "two": "success", "three": "success", "cleared": "success",
         "marked": "failed", "overdue": "failed",
     }  # fmt: skip
@@ -186,11 +163,11 @@ def test_one_worker_slot_is_enough_for_six_containers_and_each_stage_has_one_res
 
 
 def test_the_log_of_a_deferred_task_shows_what_its_stage_says(containers):
-    log = containers.log("two")
+    told_by_two = log(containers, "two")
     told = ("WARNING a warning of the stage  subject=two", "INFO heard", " made and measured:")
-    places = [log.index(words) for words in told]
+    places = [told_by_two.index(words) for words in told]
     assert places == sorted(places)
 
 
 def test_a_stage_that_is_overdue_is_stopped(containers):
-    assert "Task failed with exception" in containers.log("overdue")
+    assert "Task failed with exception" in log(containers, "overdue")
