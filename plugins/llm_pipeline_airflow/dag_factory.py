@@ -37,6 +37,12 @@ from llm_pipeline_airflow.promotion import NotifyingOperator, RollbackOperator, 
 from llm_pipeline_airflow.runs import dag_id_of
 from llm_pipeline_airflow.watch import release_schedule
 
+_OPERATORS: Mapping[str, type[StageOperator]] = {
+    "resolve": ResolveOperator,
+    "report": ReportOperator,
+    "rollback": RollbackOperator,
+}
+"""Stages that have a class of their own."""
 _PREPARATION = "Lock the model, pin, plan and fetch; score the unquantized model"
 """What comes before the first recipe: a box of the graph."""
 
@@ -195,8 +201,7 @@ class _Drawing:
             return SettleOperator, {"outlets": [live_model(deployment, config.model.id, place) for place in places]}
         if step.scope is Scope.CANARY_STEP:
             return NotifyingOperator, {"step": f"{task.percent:g}"}
-        special = {"resolve": ResolveOperator, "report": ReportOperator, "rollback": RollbackOperator}
-        return special.get(step.name, StageOperator), {}
+        return _OPERATORS.get(step.name, StageOperator), {}
 
     def _question(self, task: Task, item: str) -> BaseOperator:
         release, shared = self._loaded.release, self._shared(task)
