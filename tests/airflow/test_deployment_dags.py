@@ -36,6 +36,7 @@ from llm_pipeline.store.place_state import Pointer, WayBack, edit_place
 WORKERS = "workers: { targets: { cpu-b: { queue: on-b, pool: gpus-b } } }\n"
 FORM = {"model": "demo/tiny", "target": "cpu-a", "release": "", "reason": "it answers nonsense"}
 REPOSITORY = ArtifactRef(kind="model_repository", digest="2" * 64)
+SINCE = datetime.now(UTC)
 RUN = SimpleNamespace(run_id="manual__1", triggering_user_name="anna")
 
 
@@ -52,8 +53,7 @@ def made(project, kind: str) -> DAG:
 def serving(deployment: Path) -> ArtifactStore:
     """The deployment's store, which says that a release serves whose repository is gone."""
     store = open_store(load_yaml(deployment, Deployment).store)
-    now = datetime.now(UTC)
-    pointer = Pointer(release_id="r2", repository=REPOSITORY, slot="green", recipe="none", promoted_at=now)
+    pointer = Pointer(release_id="r2", repository=REPOSITORY, slot="green", recipe="none", promoted_at=SINCE)
     serve(store, "demo/tiny", "cpu-a", pointer)
     return store
 
@@ -117,8 +117,8 @@ def test_the_guard_runs_as_a_process_and_says_little(deployment, caplog):
 
 
 def test_the_log_of_a_rollback_ends_with_what_serves_and_a_refusal_is_not_tried_again(deployment, caplog):
-    store, now = serving(deployment), datetime.now(UTC)
-    left = WayBack(left="r3", to="r2", by="anna", asked_at=now, repository=REPOSITORY, done=True)
+    store = serving(deployment)
+    left = WayBack(left="r3", to="r2", by="anna", asked_at=SINCE, repository=REPOSITORY, done=True)
     edit_place(store, "cpu-a", lambda state: state.model_copy(update={"way_back": left}))
     operator = RollBackOperator(task_id="roll_back", deployment_file=str(deployment), subject="cpu-a")
     with caplog.at_level(logging.INFO):
