@@ -29,6 +29,7 @@ class GoldenPrompt(Frozen):
         maximum_tokens: Output limit to ask for; `max_tokens` in the file, as in the server's requests.
         stop: Words at which the evaluation ended an answer; a server is not asked to, and goes on.
         goes_on: The evaluation had a higher limit, so that `completion` may be longer than what comes back.
+        opens: An answer must begin with `completion`, and may go on in any way.
     """
 
     model_config = ConfigDict(populate_by_name=True)
@@ -38,6 +39,7 @@ class GoldenPrompt(Frozen):
     maximum_tokens: int = Field(ge=1, alias="max_tokens")
     stop: tuple[str, ...] = ()
     goes_on: bool = False
+    opens: bool = False
 
     def compared(self, text: str, *, was_cut: bool = True) -> tuple[str, str]:
         """The part of the completion that an answer must be, and the answer as the evaluation would have taken it.
@@ -52,7 +54,7 @@ class GoldenPrompt(Frozen):
         wanted, got = self.completion.strip(), text[: min(ends, default=len(text))].strip()
         if self.goes_on and was_cut and not ends and (got := got.rstrip(HALF_A_CHARACTER)):
             wanted = wanted[: len(got)]
-        return wanted, got
+        return wanted, got[: len(wanted)] if self.opens else got
 
 
 def answered(golden: Sequence[GoldenPrompt], texts: Iterable[str]) -> list[GoldenPrompt]:
@@ -61,6 +63,12 @@ def answered(golden: Sequence[GoldenPrompt], texts: Iterable[str]) -> list[Golde
         prompt.model_copy(update={"completion": text, "stop": (), "goes_on": False})
         for prompt, text in zip(golden, texts, strict=True)
     ]
+
+
+def opened(golden: Sequence[GoldenPrompt], openings: Iterable[str]) -> list[GoldenPrompt]:
+    """The prompts with how an engine's answers begin, without those that have no sure beginning."""
+    told = (prompt.model_copy(update={"opens": True}) for prompt in answered(golden, openings))
+    return [prompt for prompt in told if prompt.completion.strip()]
 
 
 def golden_from_items(items: Sequence[ScoredItem], count: int, *, maximum_tokens: int) -> list[GoldenPrompt]:

@@ -11,12 +11,18 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("modelopt")
 
+from transformers import AutoTokenizer
+
 from llm_pipeline.adapters.vllm.builder import runtime_properties
 from llm_pipeline.artifacts.checkpoint_files import QuantizationMetadata
 from llm_pipeline.artifacts.engine_description import EngineDescription
+from llm_pipeline.artifacts.golden import GoldenPrompt, read_golden
 from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.engines.builder import BuildInputs, engine_builder
+
+DRIFTING = 17
+"""The last token of prompts whose answers other batches change, in the double."""
 
 DOUBLE = Path(__file__).parents[1] / "doubles" / "vllm_package"
 REF = ArtifactRef(kind="checkpoint", digest="c" * 64)
@@ -55,6 +61,36 @@ def test_the_build_names_what_is_served_and_keeps_what_was_compiled(vllm, inputs
     assert [path.name for path in compiled] == ["checkpoint.graph"]  # by the name that the server's view gives it
     assert facts.bytes == compiled[0].stat().st_size
     assert [path.name for path in tmp_path.iterdir()] == ["engine"]
+
+
+@pytest.fixture
+def asked(checkpoint):
+    """A golden prompt that ends with this token, which the double counts on from."""
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+
+    def make(token):
+        completion = tokenizer.decode(range(token + 1, token + 7))
+        return GoldenPrompt(prompt=f"a{tokenizer.decode([token])}", completion=completion, maximum_tokens=6)
+
+    return make
+
+
+def test_answers_that_come_again_in_other_batches_are_recorded_whole(vllm, inputs, asked, tmp_path):
+    golden = [asked(5), asked(9)]
+    facts = engine_builder("vllm").build(inputs(golden=golden), tmp_path / "engine")
+    assert read_golden(tmp_path / "engine") == golden
+    assert [facts.details[f"golden_{what}"] for what in ("match_fraction", "repeated_fraction", "prompts")] == [1, 1, 2]
+
+
+def test_answers_that_other_batches_change_are_recorded_as_far_as_they_are_sure(vllm, inputs, asked, tmp_path):
+    drifting, never_sure = asked(DRIFTING), asked(5)
+    facts = engine_builder("vllm").build(inputs(golden=[drifting] * 3 + [never_sure]), tmp_path / "engine")
+    recorded = read_golden(tmp_path / "engine")
+    assert recorded == [drifting.model_copy(update={"completion": drifting.completion[:2], "opens": True})] * 3
+    assert facts.details["golden_repeated_fraction"] == 0.25
+    wanted, got = recorded[0].compared(drifting.completion)
+    assert wanted == got
+    assert len(set(recorded[0].compared("something else"))) == 2
 
 
 def test_a_load_that_fails_is_told_in_vllms_words(vllm, inputs, checkpoint, target, tmp_path):

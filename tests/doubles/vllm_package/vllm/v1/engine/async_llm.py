@@ -1,5 +1,6 @@
 """The engine. Short prompts that end with 13 kill it, with 14 they are refused, with 15 aborted
-after a token, with 16 ended as where a grammar lets no token pass."""
+after a token, with 16 ended as where a grammar lets no token pass; to those with 17 the answers are only sure of two
+tokens, and go on otherwise after each four requests."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from typing import Any
 from vllm import AsyncEngineArgs, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
-DEADLY, SENSELESS, ABORTED, UNWRITABLE = 13, 14, 15, 16
+DEADLY, SENSELESS, ABORTED, UNWRITABLE, DRIFTING = 13, 14, 15, 16, 17
 
 
 def _compile(arguments: dict[str, Any]) -> None:
@@ -27,9 +28,9 @@ def _compile(arguments: dict[str, Any]) -> None:
         (directory / "vllm_compile_cache.py").write_text(f"{{1: {str(directory)!r}}}")
 
 
-def _table(token: int, most: int) -> dict[int, Any]:
+def _table(token: int, most: int, lead: float = 0.5) -> dict[int, Any]:
     """Logprobs by token: its own, and those of the next `most`, of which it is the likeliest."""
-    return {token + rank: SimpleNamespace(logprob=-0.5 * (rank + 1), rank=rank + 1) for rank in range(max(most, 1))}
+    return {token + rank: SimpleNamespace(logprob=-0.5 - lead * rank, rank=rank + 1) for rank in range(max(most, 1))}
 
 
 def _process(name: str) -> subprocess.Popen[bytes]:
@@ -45,6 +46,7 @@ class AsyncLLM:
         cache = SimpleNamespace(num_gpu_blocks=64, block_size=16, cache_dtype=arguments["kv_cache_dtype"])
         self.vllm_config = SimpleNamespace(cache_config=cache, model_config=SimpleNamespace(quantization=None))
         self._loggers, self._speculates = loggers, "speculative_config" in arguments
+        self._asked = 0
         self._core, self._worker = map(_process, ("VLLM::EngineCore", "VLLM::Worker_TP1"))
 
     @classmethod
@@ -64,17 +66,19 @@ class AsyncLLM:
             raise EngineDeadError
         if drill == SENSELESS:
             raise ValueError("senseless")
+        drift, self._asked = self._asked // 4, self._asked + 1
         prompt_logprobs = None
         if params.prompt_logprobs is not None:
             prompt_logprobs = [None, *(_table(token, params.prompt_logprobs) for token in tokens[1:])]
         for number in range(params.max_tokens):
             await asyncio.sleep(0.001)
-            token = (tokens[-1] + number + 1) % 32
+            is_sure = drill == DRIFTING and number < 2
+            token = (tokens[-1] + number + 1 + (drift if drill == DRIFTING and not is_sure else 0)) % 32
             reason = "stop" if token in params.stop_token_ids else "length" if number + 1 == params.max_tokens else None
             if drill in (ABORTED, UNWRITABLE):
                 reason = "abort" if drill == ABORTED else "error"
             self._tell(number)
-            logprobs = None if params.logprobs is None else [_table(token, params.logprobs)]
+            logprobs = None if params.logprobs is None else [_table(token, params.logprobs, 2.0 if is_sure else 0.5)]
             made = SimpleNamespace(token_ids=[token], finish_reason=reason, logprobs=logprobs)
             yield SimpleNamespace(outputs=[made], finished=reason is not None, prompt_logprobs=prompt_logprobs)
             if reason:
