@@ -127,17 +127,6 @@ def test_stdout_that_nobody_reads_any_more_is_no_error(monkeypatch: pytest.Monke
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def test_a_locale_that_garbles_file_names_is_refused() -> None:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "PYTHONUTF8"))}
-    garbled = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    done = subprocess.run(
-        [sys.executable, "-m", "llm_pipeline", "runbook"],
-        env=inherited | garbled, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == ExitCode.BAD_INPUT
-    assert done.stderr.startswith("error: this locale has Python read files as ascii -> set PYTHONUTF8=1")
-
-
 def test_termination_ends_the_blocks_of_a_command_and_is_told_from_an_interruption(tmp_path: Path) -> None:
     code = (
         "import sys, time; from llm_pipeline.cli import main, store\n"

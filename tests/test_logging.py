@@ -140,7 +140,7 @@ def test_only_tables_and_errors_have_lines_and_all_but_the_first_are_marked(stag
     assert parent.texts == [
         "\n  | a  b\n  | 1  2",
         f"no start:\n  | {GO}",
-        f"failed: a\\n{GO}: b\n  | {GO}",
+        f"failed: a\n  | {GO}: b\n  | {GO}",
     ]
 
 

@@ -93,7 +93,6 @@ _OURS: Mapping[Group, Mapping[str, str]] = {
     },
     "server_controls": {
         "local": "llm_pipeline.adapters.local.adapter:SERVER",
-        "docker": "llm_pipeline.adapters.docker.adapter:SERVER",
         "kubernetes": "llm_pipeline.adapters.kubernetes.adapter:SERVER",
         "openai": "llm_pipeline.adapters.openai.adapter:ADAPTER",
     },

@@ -143,29 +143,6 @@ def parsed(data: bytes) -> DetachedProcess | None:
         return None
 
 
-def find(argument: str, log: Path) -> DetachedProcess | None:
-    """The process whose command line has that argument, for one that has no record: its starter was killed.
-
-    `log` is where its output goes.
-    """
-    for pid in _pids():
-        try:
-            line = Path(f"/proc/{pid}/cmdline").read_bytes()
-        except (FileNotFoundError, ProcessLookupError, PermissionError):  # gone, or a stranger's
-            continue
-        command, fields = tuple(map(os.fsdecode, line.split(b"\0")[:-1])), _stat_fields(pid)
-        if fields is not None and fields[0] != "Z" and int(fields[2]) == pid and argument in command:
-            return DetachedProcess(
-                name=" ".join(command[:3]),
-                pid=pid,
-                start_ticks=int(fields[19]),
-                boot_id=boot_id(),
-                command=command,
-                log=log,
-            )
-    return None
-
-
 def stop(process: DetachedProcess, *, grace_seconds: float = 10.0) -> None:
     """End the process and its session: SIGTERM to its group, then SIGKILL to what is left after the grace time.
 
@@ -232,12 +209,6 @@ def process_start_ticks(pid: int) -> int | None:
     """Start time of a running process in clock ticks since boot; None if there is none (or only a zombie)."""
     fields = _stat_fields(pid)
     return None if fields is None or fields[0] == "Z" else int(fields[19])
-
-
-def process_is_stopped(pid: int, start_ticks: int | None = None) -> bool:
-    """Whether a process, if given the one that started then, is stopped by a signal or by its debugger."""
-    fields = _stat_fields(pid)
-    return fields is not None and fields[0] in ("T", "t") and start_ticks in (None, int(fields[19]))
 
 
 def _session_members(session: int, started: int) -> dict[int, int]:

@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import NoReturn, ParamSpec
 
-from llm_pipeline.base.errors import ConfigError, ExitCode, Transient, as_pipeline_error, is_unexpected, runbook
+from llm_pipeline.base.errors import ExitCode, as_pipeline_error, is_unexpected, runbook
 from llm_pipeline.base.logging import ReadableFormatter
 from llm_pipeline.base.untrusted_text import quoted
 
@@ -75,7 +75,6 @@ def entry_point(main: Callable[_P, int | None]) -> Callable[_P, int]:
     def run(*arguments: _P.args, **options: _P.kwargs) -> int:
         code: int
         try:
-            _check_surroundings()
             with _threads_told():
                 code = main(*arguments, **options) or ExitCode.GO
         except _Ended:
@@ -114,18 +113,6 @@ def interruptible() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-
-
-def _check_surroundings() -> None:
-    """Refuse, before anything is done, what would be a riddle in the middle of it.
-
-    In a locale that is not UTF-8, names and texts of files are not what they are in JSON, and to other programs.
-    """
-    if sys.stdout is None:
-        raise Transient("stdout is closed", hint="redirect it to a file, or to /dev/null")
-    encoding = sys.getfilesystemencoding()
-    if encoding != "utf-8":
-        raise ConfigError(f"this locale has Python read files as {encoding}", hint="set PYTHONUTF8=1, and run it again")
 
 
 def _terminate(_signal: int, _frame: FrameType | None) -> None:
@@ -173,11 +160,9 @@ def _write_error(kind: str, text: str) -> None:
 
 def _flush() -> int | None:
     """Write what stdout still holds; the exit code if that is not possible, None if it is."""
-    if sys.stdout is None:
-        return None  # the error of it was told
     try:
         sys.stdout.flush()
-    except (OSError, ValueError) as error:  # the last one: it was closed
+    except (OSError, ValueError, AttributeError) as error:  # of one that is closed
         _discard_output()
         if isinstance(error, BrokenPipeError):
             return CLOSED_PIPE

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from llm_pipeline.base.errors import PipelineError
+from llm_pipeline.base.waiting import wait_until
 
-_SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.002, 0.05
+_PAUSE_SECONDS = 0.005
 
 
 @contextlib.contextmanager
@@ -29,18 +29,16 @@ def flocked_within(path: Path, seconds: float, error: PipelineError) -> Iterator
     Raises:
         PipelineError: The given one: another process held it all the time.
     """
-    deadline = time.monotonic() + seconds
+
+    def taken() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        return False
+
     with _opened(path) as descriptor:
-        pause = _SHORTEST_PAUSE_SECONDS
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise error from None
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        if not wait_until(taken, seconds, every=_PAUSE_SECONDS):
+            raise error
         yield
 
 

@@ -195,31 +195,10 @@ class _CleanRecords:
 
 def _message(record: logging.LogRecord) -> str:
     """The record's message, on one line unless it holds `Lines` or an exception."""
-    args = record.args
-    if not args and isinstance(record.msg, (Lines, BaseException)):
-        return Lines(_several(str(record.msg)))
-    if isinstance(args, tuple) and any(isinstance(arg, (Lines, BaseException)) for arg in args):
-        return Lines(_single(str(record.msg)) % tuple(map(_argument, args)))
+    args = record.args if isinstance(record.args, tuple) else ()
+    if any(isinstance(part, (Lines, BaseException)) for part in (record.msg, *args)):
+        return Lines(_several(record.getMessage()))
     return _single(record.getMessage())
-
-
-def _argument(value: object) -> object:
-    if isinstance(value, (Lines, BaseException)):
-        return _Shown(value)
-    return value if isinstance(value, int | float) else _single(str(value))
-
-
-class _Shown:
-    """A message's argument that keeps its lines, for `%s` and `%r`."""
-
-    def __init__(self, value: object) -> None:
-        self._value = value
-
-    def __str__(self) -> str:
-        return _several(str(self._value))
-
-    def __repr__(self) -> str:
-        return _several(repr(self._value))
 
 
 def _field(value: Any) -> Any:

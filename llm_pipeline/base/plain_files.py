@@ -12,13 +12,6 @@ from llm_pipeline.base.errors import ConfigError, as_pipeline_error
 DATA_FILE_BYTES = 2**30
 """Largest file of prompts, of a trace or of calibration texts: `plan` reads all of it."""
 
-_KINDS = {
-    stat.S_IFDIR: "a directory",
-    stat.S_IFIFO: "a FIFO",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFSOCK: "a socket",
-}
 _OF_THE_USER = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR, errno.ENXIO})
 
 
@@ -33,8 +26,8 @@ def read_plain_file(path: Path, maximum_bytes: int) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as stream:
-            if problem := _problem_of_kind(os.fstat(descriptor)):
-                raise ConfigError(f"cannot be read: it {problem}", where=str(path))
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise ConfigError("cannot be read: it is no regular file", where=str(path))
             return stream.read(maximum_bytes)
     except FileNotFoundError:
         raise
@@ -53,12 +46,8 @@ def problem_of_plain_file(path: Path, maximum_bytes: int) -> str:
         OSError: There is no such file, or it cannot be looked at.
     """
     found = path.stat()
-    if problem := _problem_of_kind(found):
-        return problem
+    if not stat.S_ISREG(found.st_mode):
+        return "is no regular file"
     if found.st_size > maximum_bytes:
         return f"has {found.st_size} bytes, more than {maximum_bytes}"
     return "" if os.access(path, os.R_OK) else "cannot be read by this user"
-
-
-def _problem_of_kind(found: os.stat_result) -> str:
-    return "" if stat.S_ISREG(found.st_mode) else f"is {_KINDS.get(stat.S_IFMT(found.st_mode), 'no regular file')}"

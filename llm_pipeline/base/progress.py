@@ -7,7 +7,6 @@ A stage's time limit asks `last_progress`: what counts steps here, and what read
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from llm_pipeline.base.logging import PROGRESS, get_logger
 
@@ -39,13 +38,12 @@ class Progress:
         what: What is done, as the log says it.
         total: How many steps it has.
         unit: What a step is, in the plural.
-        clock: Seconds, rising.
     """
 
-    def __init__(self, what: str, total: int, unit: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._what, self._total, self._unit, self._clock = what, total, unit, clock
+    def __init__(self, what: str, total: int, unit: str) -> None:
+        self._what, self._total, self._unit = what, total, unit
         self._done = self._counted = 0
-        self._started = self._reported = clock()
+        self._started = self._reported = time.monotonic()
 
     def skip(self, steps: int) -> None:
         """Count steps that an earlier attempt made: they say nothing of the speed."""
@@ -55,7 +53,7 @@ class Progress:
         """Count steps that were finished just now."""
         made_progress()
         self._done, self._counted = self._done + steps, self._counted + steps
-        now = self._clock()
+        now = time.monotonic()
         if now - self._reported < _SECONDS_BETWEEN_LINES and self._done != self._total:
             return
         self._reported = now

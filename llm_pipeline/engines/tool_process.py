@@ -1,6 +1,6 @@
 """Running a build's tool: its output streams into the stage's log, and its end is classified.
 
-    run = run_tool([trtllm_build, "--checkpoint_dir", str(source)], time_limit_seconds=7200)
+    seconds = run_tool([trtllm_build, "--checkpoint_dir", str(source)], time_limit_seconds=7200)
 
 The tool is a process of its own in our process group, so that a cancelled stage ends it, too.
 """
@@ -14,7 +14,6 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -32,27 +31,14 @@ _GRACE_SECONDS = 20.0
 _MARK = "LLM_PIPELINE_TOOL"
 
 
-@dataclass(frozen=True)
-class ToolRun:
-    """A tool that ended well.
-
-    Attributes:
-        lines: The last lines that it wrote, stdout and stderr in the order in which they came.
-        seconds: Wall time.
-    """
-
-    lines: tuple[str, ...]
-    seconds: float
-
-
 def run_tool(
     command: Sequence[str],
     *,
     time_limit_seconds: float,
     name: str = "",
     variables: Mapping[str, str] | None = None,
-) -> ToolRun:
-    """Run a tool to its end, logging each line that it writes; what it started ends with it.
+) -> float:
+    """Run a tool to its end, logging each line that it writes; what it started ends with it. Returns its seconds.
 
     Args:
         command: Argument list; it shows in logs and the process list, so it must hold no secret.
@@ -87,7 +73,7 @@ def run_tool(
         )
     if process.returncode:
         raise classify_failure(tool, process.returncode, tuple(lines))
-    return ToolRun(tuple(lines), round(time.monotonic() - started, 3))
+    return round(time.monotonic() - started, 3)
 
 
 def _start(command: Sequence[str], tool: str, variables: Mapping[str, str]) -> subprocess.Popen[str]:

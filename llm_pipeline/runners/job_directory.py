@@ -7,21 +7,16 @@ by itself, its outcome. Whoever starts an attempt holds the lock of the director
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from llm_pipeline.base import detached
 from llm_pipeline.base.directory_listing import list_directory
 from llm_pipeline.base.errors import Transient, as_pipeline_error, from_document, hint_of
 from llm_pipeline.base.file_lock import flocked
 from llm_pipeline.release.contract import OUTCOME, StageRequest, StageResult
 from llm_pipeline.runners.runner import Job
-
-_ROOM_FOR_A_RESULT = 2**20
-"""Bytes; with less a stage leaves neither a result nor a line in its log."""
 
 
 @contextlib.contextmanager
@@ -43,23 +38,9 @@ def locked_jobs(work_root: Path, request: StageRequest) -> Iterator[Path]:
         raise Transient(message, where=str(base), hint=hint_of(error)) from error
 
 
-def why_without_result(job: Job) -> str:
-    """Why a stage may have ended without saying how; on a full disk it could not, and what it said may be gone."""
-    try:
-        free = shutil.disk_usage(job.directory).free
-    except OSError as error:
-        return f"its directory cannot be read: {error.strerror}"
-    return "its disk is full" if free < _ROOM_FOR_A_RESULT else "killed, or out of memory"
-
-
 def latest_number(base: Path) -> int:
     """Number of the newest attempt; 0 when there is none."""
     return max((int(entry.name) for entry in list_directory(base) if entry.name.isdecimal()), default=0)
-
-
-def process_of(job: Job) -> detached.DetachedProcess | None:
-    """The process of a job, by its record; without one, or with a damaged one, by its command line."""
-    return detached.load(job.record) or detached.find(str(job.result), job.log)
 
 
 def request_path(job: Job) -> Path:

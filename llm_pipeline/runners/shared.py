@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from llm_pipeline.base.digest import sha256_json
 from llm_pipeline.base.errors import ConfigError, StageCrashed
@@ -29,14 +29,6 @@ _HASH_LENGTH = 10
 EnvironmentT = TypeVar("EnvironmentT", bound=EnvironmentModel)
 
 
-class ContainerEnvironment(Protocol):
-    """An environment that may name an image."""
-
-    @property
-    def image(self) -> str | None:
-        """Image with its tag or digest; None for the target's own."""
-
-
 def environment_of(deployment: Deployment, name: str, kind: type[EnvironmentT]) -> EnvironmentT:
     """The environment of that name.
 
@@ -53,13 +45,13 @@ def environment_of(deployment: Deployment, name: str, kind: type[EnvironmentT]) 
     )
 
 
-def image_of(deployment: Deployment, environment: ContainerEnvironment, placement: Placement) -> str:
+def image_of(deployment: Deployment, own: str | None, placement: Placement) -> str:
     """The image that a stage runs in: the environment's own, else the target's container.
 
     Raises:
         ConfigError: Neither names one.
     """
-    image = environment.image or placement.container
+    image = own or placement.container
     if image is None:
         raise ConfigError(
             f"environment {placement.environment!r} names no image, and nor does the target",
@@ -87,11 +79,6 @@ def job_base_name(request: StageRequest, request_digest: str, place: str = "") -
     return f"{readable.strip('-')}-{exact}"
 
 
-def job_name_prefix(stage: str) -> str:
-    """What the names of a stage's jobs begin with."""
-    return f"llm-{stage.replace('_', '-')}-"
-
-
 def request_labels(request: StageRequest) -> dict[str, str]:
     """Labels that tell a person what a container or a Job works on."""
     labels = {
@@ -117,7 +104,8 @@ def crash(how: str, lines: Sequence[str], *, where: str, again: str, install: st
     """
     if said := _never_began(lines):
         return ConfigError(f"the stage's interpreter does not run this package: {said}", where=where, hint=install)
-    return StageCrashed(f"{how}; its last lines:\n{_last(lines)}", where=where, hint=again)
+    last = "\n".join(line[:_LONGEST_LINE] for line in lines[-_LAST_LINES:])
+    return StageCrashed(f"{how}; its last lines:\n{last}", where=where, hint=again)
 
 
 def _never_began(lines: Sequence[str]) -> str:
@@ -128,8 +116,3 @@ def _never_began(lines: Sequence[str]) -> str:
     if _NO_MODULE.search(last):
         return last
     return f"{first} (it is too old)" if _TOO_OLD.search(first) else ""
-
-
-def _last(lines: Sequence[str]) -> str:
-    """The end of a log, short enough for an error message."""
-    return "\n".join(line[:_LONGEST_LINE] for line in lines[-_LAST_LINES:])

@@ -7,7 +7,6 @@ Nothing else of ours is handed on. What a stage needs follows from its declarati
 | a configuration that names variables (`token_variable`, `api_key_variable`, ...) | those |
 | a store, model or repository in S3, a load balancer or metrics of AWS | `AWS_*` |
 | a place on a cluster, or a router that is one of its objects | `KUBECONFIG`, `KUBERNETES_*` |
-| a server in a container of this host | `DOCKER_*` |
 | signing is on, and the stage publishes artifacts | the key's password, or the identity token |
 | the deployment's `variables`, and those in its paths | those |
 """
@@ -89,8 +88,6 @@ def _needed(
         prefixes += ("AWS_",)
     if kinds & _CLUSTER_KINDS:
         prefixes += ("KUBERNETES_", "KUBECONFIG")
-    if "docker" in kinds:
-        prefixes += ("DOCKER_",)
     return lambda name: name in names or name.startswith(prefixes)
 
 

@@ -125,7 +125,6 @@ class JobTrigger(BaseTrigger):
             for fault in faults:
                 log.warning("cannot see whether the stage still runs: %s", fault)
                 problem = str(fault) if _seconds_since(seen_at) >= patience else ""
-        # A pod's offset is a time with more than 64 bits, which Airflow's messages cannot carry as a number.
         event = {"offset": str(self._offset), "problem": problem, "overdue": self._overdue}
         yield TriggerEvent(event)  # type: ignore[no-untyped-call]
 

@@ -42,7 +42,6 @@ from llm_pipeline.runners.runner import Placement
 from llm_pipeline.runners.runners import Runners
 from llm_pipeline.serving.control import Candidate, StagingSlot, open_control
 from llm_pipeline.serving.launch_plan import launch_mode
-from llm_pipeline.stages.request_parts import server_slot, staging_endpoint
 from llm_pipeline.store import open_store
 
 PACKAGE = Path(__file__).parents[1] / "doubles" / "acme_adapters"
@@ -252,28 +251,6 @@ def test_an_interpreter_of_an_installed_runner_runs_what_ours_would(tmp_path: Pa
     gone = {"runner": "acme_batch", "python": "/no/python"}
     missing = missing_interpreters(deployment(tmp_path, environments={"control": gone, "model": gone}))
     assert missing[0] == "environments.control: there is no interpreter at /no/python"
-
-
-@pytest.mark.usefixtures("installed")
-def test_the_core_asks_an_installed_server_what_it_is_given(tmp_path: Path) -> None:
-    here = place(tmp_path, staging={"kind": "acme_server", **ports(18000)})
-    cloud = place(tmp_path, staging={"kind": "acme_cloud"})
-
-    def served(name: str) -> Target:
-        return Target(name=name, accelerator="cpu", accelerator_count=0, engine="acme_copy")
-
-    flow: Any = SimpleNamespace(
-        place=lambda target: {"here": here, "cloud": cloud}[target],
-        state_directory=lambda target, server: f"/state/{target}/{server}",
-        release=SimpleNamespace(name="tiny", target=served),
-        target=served,
-        deployment=deployment(tmp_path, places={"at": here}),
-        record=SimpleNamespace(place_of=lambda _: "at"),
-    )
-
-    assert server_slot(flow, "here")["slot"].python == Path(sys.executable)
-    assert server_slot(flow, "cloud")["slot"].python is None
-    assert staging_endpoint(flow, "cloud").url == "https://cloud.tiny.acme.example"
 
 
 @pytest.mark.usefixtures("installed")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from custom_resources import _RECORDED, _SCHEMAS, Document
 from documented_roles import documented_rules
-from kubernetes_api import Refused
+from faulty_api import Refused
 from kubernetes_proxy import KubernetesProxy
 from kubernetes_server import KubernetesServer, Refusal, until
 

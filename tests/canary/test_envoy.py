@@ -261,11 +261,11 @@ def pid_of(site) -> int:
     return process.pid
 
 
-def end(site, number: signal.Signals) -> None:
+def kill(site) -> None:
     process = detached.load(site.router.files.record)
     assert process is not None
-    os.kill(process.pid, number)
-    until(lambda: not process.alive or detached.process_is_stopped(process.pid, process.start_ticks))
+    os.kill(process.pid, signal.SIGKILL)
+    until(lambda: not process.alive)
 
 
 def listening(port: int) -> socket.socket:
@@ -286,7 +286,7 @@ def answered_by(site) -> str:
 def test_a_router_that_was_killed_comes_back_with_its_routes(site) -> None:
     both_up(site)
     shift(site, split(100, epoch=4))
-    end(site, signal.SIGKILL)
+    kill(site)
     watcher = router_as_it_is(site.place, site.slots, site.router_state)
     assert watcher.revive() == "Envoy had ended and was restarted"
     assert watcher.read()[0] == split(100, epoch=4)
@@ -297,20 +297,13 @@ def test_a_router_that_was_killed_comes_back_with_its_routes(site) -> None:
 def test_after_settlement_the_guard_starts_a_router_that_was_killed(site) -> None:
     """No canary is there to watch it, and every user is refused."""
     shift(site, all_to("blue", owner="settled", epoch=4))
-    end(site, signal.SIGKILL)
+    kill(site)
     router = router_as_it_is(site.place, site.slots, site.router_state)
     guarded = Guard(ServedPlace(site.store, "", "cpu", router, site.control, Patience()))
     (action,) = guarded.guard(time.time())
     assert (action.what, action.detail) == ("started", "Envoy had ended and was restarted")
     assert answered_by(site) == "blue"
     assert guarded.guard(time.time()) == []
-
-
-@pytest.mark.thorough
-def test_a_frozen_router_is_replaced(site) -> None:
-    end(site, signal.SIGSTOP)
-    assert site.router.revive() == "Envoy was frozen and was replaced"
-    assert answered_by(site) == "blue"
 
 
 def test_a_router_that_was_stopped_on_purpose_stays_so(site) -> None:
@@ -323,7 +316,7 @@ def test_a_router_that_was_stopped_on_purpose_stays_so(site) -> None:
 
 def test_a_router_that_was_killed_is_started_when_its_ports_are_free(site) -> None:
     """The kernel takes its time with the last threads of a process that was killed."""
-    end(site, signal.SIGKILL)
+    kill(site)
     threading.Timer(0.5, listening(site.place.admin_port).close).start()
     site.start_router()
     assert answered_by(site) == "blue"

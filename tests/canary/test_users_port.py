@@ -34,7 +34,6 @@ from http_slots import HttpSlots
 from test_envoy import both_up, shift, split
 
 from llm_pipeline.adapters.envoy import xds
-from llm_pipeline.adapters.envoy.adapter import UserLimits
 from llm_pipeline.canary.router import all_to
 
 pytestmark = pytest.mark.slow
@@ -42,7 +41,6 @@ pytestmark = pytest.mark.slow
 GENERATE = "/v2/models/llm/generate"
 JSON = {"content-type": "application/json"}
 MIB = 1024 * 1024
-LIMITS = UserLimits(connections=40)
 SERVICE = "/inference.GRPCInferenceService/"
 ASKED = [
     ("GET", "/v2"),
@@ -111,10 +109,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A router with small limits before a server that obeys everybody, over HTTP and gRPC."""
     site = Site(tmp_path_factory.mktemp("site"))
     site.control = HttpSlots(site.root, site.slots, grpc=True)
-    site.place = site.place.model_copy(update={"limits": LIMITS})
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(xds, "HEADER_SECONDS", 1.0)
+            patch.setattr(xds, "MOST_CONNECTIONS", 40)
             site.up()
         yield site
     finally:

@@ -8,7 +8,6 @@ import pytest
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from llm_pipeline.adapters.docker.adapter import DockerServer
 from llm_pipeline.adapters.envoy.adapter import EnvoyPlace
 from llm_pipeline.adapters.gateway_api.adapter import GatewayApiPlace
 from llm_pipeline.adapters.kubernetes.adapter import KubernetesServer
@@ -61,7 +60,7 @@ def test_each_example_of_the_gpu_cluster_is_a_place_of_its_kind():
     examples = [(key, yaml.safe_load(f"{key}:{text}")[key]) for key, text in found]
     kinds = [type(KINDS[key].validate_python(example)) for key, example in examples]
     assert kinds == [
-        LocalServer, DockerServer, KubernetesServer, OpenAiServer,
+        LocalServer, KubernetesServer, OpenAiServer,
         EnvoyPlace, GatewayApiPlace, PrometheusSource,
     ]  # fmt: skip
 
@@ -71,13 +70,7 @@ def test_only_what_runs_on_this_host_takes_its_ports():
     assert set(place(PORTS, beside).ports()) == {
         *PORTS.values(), *beside.by_name().values(), *range(20000, 20004), *range(20010, 20014), 20020, 20021,
     }  # fmt: skip
-    assert {*PORTS.values()} <= set(place({"kind": "docker", **PORTS}).ports())
     assert list(place({"kind": "kubernetes"}).servers_here()) == ["blue", "green"]
-
-
-def test_a_container_reads_nothing_else_of_the_host():
-    with pytest.raises(ValidationError, match="what is mounted"):
-        PLACE.validate_python({"kind": "docker", **PORTS, "readable": ["/opt/plugins"]})
 
 
 OPENAI_SLOT = {"kind": "openai", "endpoint": {"url": "http://10.0.0.1:8000", "openai_model": "llm"}}

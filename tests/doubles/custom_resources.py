@@ -20,10 +20,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 import jsonschema
-from kubeconfig import write_kubeconfig
-from kubernetes_api import Refused, _handler, _selected, _Server
-
-Document = dict[str, Any]
+from faulty_api import Document, FaultyApi, Refused, selected
 
 _PATH = re.compile(
     r"/apis/(?P<group>[^/]+)/(?P<version>[^/]+)/namespaces/(?P<namespace>[^/]+)/(?P<plural>[^/]+)"
@@ -37,41 +34,14 @@ _SCHEMAS = {
 }
 
 
-class CustomResources:
-    """The double.
-
-    Attributes:
-        calls: What was asked, e.g. `PUT httproutes`.
-        before_put: Called before each put of a specification is looked at: what others do meanwhile.
-    """
+class CustomResources(FaultyApi):
+    """The double."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
         self._lock = threading.RLock()
         self._version = 1000
         self._objects: dict[tuple[str, str, str], Document] = {}
-        self._faults: list[tuple[str, int]] = []
-        self.calls: list[str] = []
-        self.before_put: list[Callable[[], None]] = []
-        self._server = _Server(("127.0.0.1", 0), _handler(self))  # type: ignore[arg-type]
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
-
-    def kubeconfig(self) -> Path:
-        """A kubeconfig whose only context is this server."""
-        return write_kubeconfig(self._directory, self._server.server_port)
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-    def answer(self, status: int, *, times: int, to: str = "") -> None:
-        """Answer the next calls with an error; 0 does what is asked and breaks the connection off in the answer."""
-        self._faults += [(to, status)] * times
-
-    def heal(self) -> None:
-        """Nothing goes wrong any more."""
-        self._faults.clear()
-        self.before_put.clear()
+        super().__init__(directory)
 
     def apply(self, plural: str, document: Document) -> None:
         """Somebody else makes an object, or replaces it with all that it was."""
@@ -99,37 +69,21 @@ class CustomResources:
         with self._lock:
             return copy.deepcopy(self._objects[(plural, namespace, name)])
 
-    def respond(self, method: str, target: str, body: Document | None) -> tuple[int, bytes]:
-        """One call: status and body."""
+    def perform(self, method: str, target: str, body: Document | None) -> tuple[int, bytes]:
         url = urlparse(target)
         match = _PATH.fullmatch(url.path)
         kind = f"{match['group']}/{match['version']}/{match['plural']}" if match else ""
         if match is None or kind not in _SCHEMAS:
             raise Refused(404, "NotFound", "the server could not find the requested resource")
-        self.calls.append(f"{method} {match['plural']}")
-        fault = self._fault(self.calls[-1])
-        if fault:
-            raise Refused(fault, "Injected", "the test asked for it")
-        if method == "PUT" and self.before_put:
-            self.before_put.pop(0)()
         with self._lock:
-            answer = json.dumps(self._answer(method, kind, match, parse_qs(url.query), body)).encode()
-        return (200 if fault is None else 0), answer
-
-    def _fault(self, call: str) -> int | None:
-        with self._lock:
-            for fault in self._faults:
-                if fault[0] in call:
-                    self._faults.remove(fault)
-                    return fault[1]
-        return None
+            return 200, json.dumps(self._answer(method, kind, match, parse_qs(url.query), body)).encode()
 
     def _answer(self, method: str, kind: str, match: Any, query: dict[str, list[str]], body: Any) -> Document:
         plural, namespace, name = match["plural"], match["namespace"], match["name"]
         if method == "GET" and name is None:
             selector = query.get("labelSelector", [""])[0]
             found = [one for key, one in self._objects.items() if key[:2] == (plural, namespace)]
-            return {"kind": "List", "metadata": {}, "items": [one for one in found if _selected(one, selector)]}
+            return {"kind": "List", "metadata": {}, "items": [one for one in found if selected(one, selector)]}
         if (plural, namespace, name) not in self._objects:
             raise Refused(404, "NotFound", f'{plural} "{name}" not found')
         if method == "PUT":

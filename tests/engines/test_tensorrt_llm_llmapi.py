@@ -103,7 +103,7 @@ def test_an_engine_is_its_llm_args_and_what_was_measured_on_the_host(checkpoint)
     assert (description.host.driver, description.host.gpus[0].sm) == ("590.44.01", "sm90")
     assert (facts.quantization, facts.kv_cache, facts.context_length) == ("FP8", "fp8", 8192)
     assert (facts.device, facts.versions["tensorrt_llm"]) == ("NVIDIA H100 80GB HBM3", "1.2.1")
-    assert list(facts.seconds) == ["import", "load", "warm_up", "golden", "measure"]
+    assert list(facts.seconds) == ["import", "load", "golden", "measure"]
     assert facts.batched_sequences == 4
     assert facts.single_stream_tokens_per_second > 0
     assert facts.details["golden_match_fraction"] == 1.0
@@ -187,8 +187,8 @@ def test_a_load_that_takes_too_long_is_stopped(checkpoint, monkeypatch):
 def test_llm_args_of_another_version_never_reach_a_gpu(checkpoint, monkeypatch):
     monkeypatch.setenv("TRTLLM_DOUBLE_GPUS", "broken")
     runtime = {"engine_args": {"sampler_type": "TRTLLMSampler"}}
-    with pytest.raises(ConfigError, match=r"sampler_type.*1\.2\.x only"):
-        build(checkpoint, target(runtime_version="1.4.0rc0", runtime=runtime))
+    with pytest.raises(ConfigError, match="sampler_type"):
+        build(checkpoint, target(runtime_version="1.3.0rc22", runtime=runtime))
 
 
 def test_an_engine_of_the_other_dialect_loads_with_its_version(checkpoint, monkeypatch):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +9,6 @@ import pytest
 from llm_pipeline.adapters.tensorrt_llm.trtllm_build import command_problems, render_build_command
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.target import Target
-from llm_pipeline.engines.failures import classify_failure
 
 DOUBLES = Path(__file__).parents[1] / "doubles"
 
@@ -106,33 +102,3 @@ def test_one_error_names_all_problems():
 def test_options_that_make_no_engine_are_refused(changes, problem):
     (found,) = command_problems(target(**changes))
     assert problem in found
-
-
-# The double
-
-
-def _double(*arguments):
-    environment = {**os.environ, "PATH": f"{DOUBLES}{os.pathsep}{os.environ['PATH']}", "TRTLLM_DOUBLE_GPUS": "[]"}
-    program = [sys.executable, str(DOUBLES / "trtllm-build"), *arguments]
-    ended = subprocess.run(program, capture_output=True, text=True, env=environment, check=False)
-    return ended.returncode, ended.stderr
-
-
-@pytest.mark.parametrize("arguments", [("--tp_size", "2"), ("--max_output_len", "8"), ("--max_batch", "8")])
-def test_the_double_does_not_know_removed_and_short_flags(arguments):
-    code, text = _double(*arguments)
-    assert code == 2
-    assert f"trtllm-build: error: unrecognized arguments: {' '.join(arguments)}" in text
-    assert "does not know a flag" in classify_failure("trtllm-build", code, text.splitlines()).message
-
-
-def test_the_double_refuses_values_that_the_table_does_not_have():
-    code, text = _double("--gpt_attention_plugin", "fp8")
-    assert code == 2
-    assert "does not know a flag" in classify_failure("trtllm-build", code, text.splitlines()).message
-
-
-def test_the_double_does_nothing_without_a_gpu():
-    code, text = _double("--checkpoint_dir", "x")
-    assert code == 1
-    assert "NVIDIA driver" in classify_failure("trtllm-build", code, text.splitlines()).message

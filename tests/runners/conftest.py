@@ -183,33 +183,7 @@ def real_docker_place(deployment, python, real_container_engine, monkeypatch) ->
     )
 
 
-@pytest.fixture
-def cluster(tmp_path: Path, monkeypatch) -> Iterator[Any]:
-    """The double of a Kubernetes API server."""
-    from kubernetes_api import KubernetesApi
-
-    api = KubernetesApi(tmp_path)
-    monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig()))
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    yield api
-    api.close()
-
-
-@pytest.fixture
-def kubernetes_place(deployment, python, cluster, tmp_path) -> Place:
-    shared = ClaimMount(claim="shared", path=str(tmp_path), writable=True)
-    there = KubernetesEnvironment(runner="kubernetes", namespace="llm", image=IMAGE, python=python, claims=(shared,))
-    cluster.missing_images.add("registry.test/no/such:1")
-    nowhere = there.model_copy(update={"image": "registry.test/no/such:1", "start_timeout_minutes": 1e-4})
-    return Place(deployment(there, nowhere), lambda job: cluster.kill(job.name))
-
-
-@pytest.fixture
-def real_kubernetes(tmp_path: Path, monkeypatch, kubernetes_server) -> Iterator[Any]:
-    """A namespace of a real Kubernetes API server, with a double of a node."""
-    from kubernetes_namespace import KubernetesNamespace
-
-    cluster = KubernetesNamespace(kubernetes_server, tmp_path)
+def _found(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig()))
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     yield cluster
@@ -217,11 +191,37 @@ def real_kubernetes(tmp_path: Path, monkeypatch, kubernetes_server) -> Iterator[
 
 
 @pytest.fixture
-def real_kubernetes_place(deployment, python, real_kubernetes, tmp_path) -> Place:
+def cluster(tmp_path: Path, monkeypatch) -> Iterator[Any]:
+    """The double of a Kubernetes API server."""
+    from kubernetes_api import KubernetesApi
+
+    yield from _found(KubernetesApi(tmp_path), monkeypatch)
+
+
+@pytest.fixture
+def real_kubernetes(tmp_path: Path, monkeypatch, kubernetes_server) -> Iterator[Any]:
+    """A namespace of a real Kubernetes API server, with a double of a node."""
+    from kubernetes_namespace import KubernetesNamespace
+
+    yield from _found(KubernetesNamespace(kubernetes_server, tmp_path), monkeypatch)
+
+
+def _in_pods(deployment, python, tmp_path, cluster, *, namespace: str, node: Any, patience_minutes: float) -> Place:
     shared = ClaimMount(claim="shared", path=str(tmp_path), writable=True)
     there = KubernetesEnvironment(
-        runner="kubernetes", namespace=real_kubernetes.namespace, image=IMAGE, python=python, claims=(shared,)
+        runner="kubernetes", namespace=namespace, image=IMAGE, python=python, claims=(shared,)
     )
-    real_kubernetes.node.missing_images.add("registry.test/no/such:1")
-    nowhere = there.model_copy(update={"image": "registry.test/no/such:1", "start_timeout_minutes": 0.1})
-    return Place(deployment(there, nowhere), lambda job: real_kubernetes.kill(job.name))
+    node.missing_images.add("registry.test/no/such:1")
+    changes = {"image": "registry.test/no/such:1", "start_timeout_minutes": patience_minutes}
+    return Place(deployment(there, there.model_copy(update=changes)), lambda job: cluster.kill(job.name))
+
+
+@pytest.fixture
+def kubernetes_place(deployment, python, cluster, tmp_path) -> Place:
+    return _in_pods(deployment, python, tmp_path, cluster, namespace="llm", node=cluster, patience_minutes=1e-4)
+
+
+@pytest.fixture
+def real_kubernetes_place(deployment, python, real_kubernetes, tmp_path) -> Place:
+    there = {"namespace": real_kubernetes.namespace, "node": real_kubernetes.node}
+    return _in_pods(deployment, python, tmp_path, real_kubernetes, **there, patience_minutes=0.1)

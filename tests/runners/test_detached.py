@@ -92,19 +92,6 @@ def test_a_damaged_record_names_no_process_and_is_told_once(
     assert caplog.text.count("the record of a process is damaged") == 1
 
 
-def test_a_process_without_a_record_is_found_by_its_arguments(tmp_path: Path) -> None:
-    argument = str(tmp_path / "result.json")
-    process = start(tmp_path, [*_SLEEP, "--result", argument])
-    try:
-        found = detached.find(argument, tmp_path / "log")
-        assert found is not None
-        assert (found.pid, found.start_ticks) == (process.pid, process.start_ticks)
-        assert detached.find(f"{argument}.other", tmp_path / "log") is None
-    finally:
-        detached.stop(process)
-    assert detached.find(argument, tmp_path / "log") is None
-
-
 def test_a_process_started_elsewhere_survives_its_starter(tmp_path: Path) -> None:
     code = (
         "from pathlib import Path; from llm_pipeline.base import detached; import sys;"

@@ -261,28 +261,6 @@ def test_any_subject_makes_legal_names_and_labels_and_no_two_the_same(place, clu
     assert all(_LABEL_VALUE.fullmatch(value) for value in values)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"spec": {"backofLimit": 0, "template": {"spec": {"containers": []}}}},
-        {"spec": {"backoffLimit": "0", "template": {"spec": {"containers": []}}}},
-        {"metadata": {"name": "Upper_Case"}},
-        {"metadata": {"name": "a" * 64}},
-        {"metadata": {"name": "job", "labels": {"llm-pipeline/subject": "cpu:5"}}},
-        {"spec": {}},
-    ],
-)
-def test_the_double_refuses_what_an_api_server_refuses(place, change):
-    from kubernetes_api import Refused, check_job
-
-    environment = place.deployment.environments["control"]
-    job = Job(runner="kubernetes", environment="control", name="llm-1", directory="/nowhere", request_digest="d")
-    manifest = job_manifest(environment, "i@sha256:0", place.request(), job)
-    check_job(manifest)
-    with pytest.raises(Refused):
-        check_job(manifest | change)
-
-
 def test_without_a_way_to_a_cluster_the_error_says_what_to_set(place, monkeypatch, tmp_path):
     runner = place.scripted("")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))

@@ -49,7 +49,7 @@ def test_a_stage_whose_directory_is_gone_is_lost_and_can_be_tried_again(process_
     job = runner.submit(process_place.request(sleep=60), Placement(environment="control"))
     runner.cancel(job)
     shutil.rmtree(job.directory)
-    with pytest.raises(StageCrashed, match="its directory cannot be read: No such file"):
+    with pytest.raises(StageCrashed, match="without a result"):
         runner.outcome(job)
 
 
@@ -94,23 +94,3 @@ def test_a_stage_that_computes_yields_to_servers_in_sessions_of_their_own(proces
             assert session.read_text().split()[1:] == ["nice", "10"]
     finally:
         runner.cancel(job)
-
-
-@pytest.mark.parametrize("content", [None, b"", b'{"pid": 1'], ids=["missing", "empty", "torn"])
-def test_a_running_stage_whose_record_is_lost_is_found_again_and_not_started_twice(process_place, content) -> None:
-    place = Placement(environment="control")
-    runner = ProcessRunner(process_place.deployment)
-    request = process_place.request(seconds=60)
-    job = runner.submit(request, place)
-    process = detached.load(job.record)
-    assert process is not None
-    job.record.unlink()
-    if content is not None:
-        job.record.write_bytes(content)
-    try:
-        assert runner.is_active(job)
-        assert ProcessRunner(process_place.deployment).submit(request, place) == job
-        runner.cancel(job)
-        assert not process.alive
-    finally:
-        detached.stop(process)

@@ -29,13 +29,12 @@ SECRETS = (
     "DATABASE_URL", "GITHUB_TOKEN", "OPENAI_API_KEY", "PYTHON_KEYRING_PASSWORD", "OTHER",
 )  # fmt: skip
 SIGNING = Signing(private_key="/keys/a.pem", password_variable="SIGNING_PASSWORD", public_keys=("/keys/a.pub",))
-PORTS = {"http": 18000, "grpc": 18001, "metrics": 18002, "openai": 18003}
 KEYED = {"url": "http://host:1", "api_key_variable": "GATEWAY_KEY"}
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "resolve": {"config_path": str(CONFIGS / "releases" / "demo.yaml")},
     "eval_data": {"hub": HubAccess(token_variable="HUB_TOKEN").model_dump(mode="json")},
     "download": {"hub": HubAccess(token_variable="HUB_TOKEN").model_dump(mode="json")},
-    "staging": {"place": {"kind": "docker", "variables": ["IMAGE_KEY"], **PORTS}},
+    "staging": {"place": {"kind": "acme", "variables": ["IMAGE_KEY"]}},
     "load_test": {"endpoint": KEYED},
     "served_accuracy": {"endpoint": KEYED},
     "canary": {"place": {"metrics": {"kind": "prometheus", "token_variable": "PROMETHEUS_TOKEN"}}},
@@ -45,7 +44,7 @@ NEEDED = {
     "resolve": {"HF_TOKEN"},  # the one that configs/deployments/local.yaml names
     "eval_data": {"HUB_TOKEN"},
     "download": {"HUB_TOKEN"},
-    "staging": {"IMAGE_KEY", "DOCKER_AUTH_CONFIG"},
+    "staging": {"IMAGE_KEY"},
     "load_test": {"GATEWAY_KEY"},
     "served_accuracy": {"GATEWAY_KEY"},
     "canary": {"PROMETHEUS_TOKEN"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from llm_pipeline.base.adapters import Adapter, OnCall
 from llm_pipeline.config.environment import EnvironmentModel, VariableNames
@@ -17,7 +17,6 @@ from llm_pipeline.config.model import (
     PositiveGib,
     Word,
 )
-from llm_pipeline.config.server_place import ServerModel, ServerPorts
 
 
 class Mount(ConfigModel):
@@ -71,38 +70,9 @@ class DockerEnvironment(EnvironmentModel):
         return os.environ.get("DOCKER_HOST", "unix://").startswith(("unix:", "npipe:", "fd:"))
 
 
-class DockerServer(ServerPorts, ServerModel):
-    """The target's container on this host, its ports published on loopback.
-
-    Attributes:
-        image: Image with its tag or digest; None for the target's own `container`. A tag is resolved to its digest
-            before the server starts.
-        variables: Names of environment variables that are handed on; whoever may use the engine sees their values.
-        memory_gib: Limit of host memory; None for none.
-        user: `uid:gid` inside; None for the worker's own, which can read the store.
-    """
-
-    kind: Literal["docker"]
-    image: Word | None = None
-    variables: VariableNames = ()
-    memory_gib: PositiveGib | None = None
-    user: Word | None = None
-
-    @field_validator("readable")
-    @classmethod
-    def _none_to_read(cls, readable: tuple[str, ...]) -> tuple[str, ...]:
-        if readable:
-            raise ValueError("a container reads its image and what is mounted, nothing else of the host: leave it out")
-        return readable
-
-
 _FOLDER = "llm_pipeline.adapters.docker"
-_ENGINE = OnCall(f"{_FOLDER}.engine:engine_and_image")
-
-
-def _probe(settings: DockerEnvironment | DockerServer) -> str:
-    return str(_ENGINE(settings.image))
-
-
-RUNNER = Adapter(config=DockerEnvironment, open=OnCall(f"{_FOLDER}.runner:DockerRunner"), probe=_probe)
-SERVER = Adapter(config=DockerServer, open=OnCall(f"{_FOLDER}.server:DockerControl"), probe=_probe)
+RUNNER = Adapter(
+    config=DockerEnvironment,
+    open=OnCall(f"{_FOLDER}.runner:DockerRunner"),
+    probe=OnCall(f"{_FOLDER}.engine:engine_and_image"),
+)

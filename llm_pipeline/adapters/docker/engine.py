@@ -7,16 +7,14 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from llm_pipeline.adapters.docker.adapter import DockerEnvironment
 from llm_pipeline.base.errors import ConfigError, Transient, Unsupported
 from llm_pipeline.base.logging import get_logger
 
 log = get_logger(__name__)
 
 _TIMEOUT_SECONDS = 120
-_GIB = 2**30
-_TEMPORARY = "rw,exec,nosuid,nodev,mode=1777"
-"""Compilers of kernels load what they write there, which Docker's default forbids."""
-
+GIB = 2**30
 _ACTIVE = ("running", "paused", "restarting", "removing")
 _SERVER_ERROR = 500
 _WRONG_CONFIGURATION = ("executable file not found", "no such file or directory", "could not select device driver")
@@ -175,35 +173,12 @@ def _pull_failed(image: str, problem: str) -> ConfigError | Transient:
     )
 
 
-def confined(user: str | None, *, network: str, shared_memory_gib: float, memory_gib: float | None) -> dict[str, Any]:
-    """Keyword arguments for `containers.create` of any container: no privileges, no capabilities, a read-only root."""
-    return {
-        "user": user or f"{os.getuid()}:{os.getgid()}",
-        "network_mode": network,
-        "read_only": True,
-        "tmpfs": {"/tmp": _TEMPORARY},  # noqa: S108 - the container's own
-        "cap_drop": ["ALL"],
-        "security_opt": ["no-new-privileges"],
-        "init": True,
-        "shm_size": round(shared_memory_gib * _GIB),
-        "mem_limit": round(memory_gib * _GIB) if memory_gib else None,
-    }
-
-
-def gpu_request(count: int, indices: Sequence[int] | None) -> list[Any]:
-    """What asks for GPUs: for these, or for so many, -1 for all."""
-    from docker.types import DeviceRequest
-
-    asked: dict[str, Any] = {"count": count} if indices is None else {"device_ids": [str(gpu) for gpu in indices]}
-    return [DeviceRequest(**asked, capabilities=[["gpu"]])]
-
-
 def how_it_ended(container: Any) -> str:
     """How a container ended, in a few words."""
     state = container.attrs["State"]
     if state.get("OOMKilled"):
         limit = container.attrs["HostConfig"].get("Memory") or 0
-        return f"out of host memory (memory_gib: {limit / _GIB:g})" if limit else "out of host memory"
+        return f"out of host memory (memory_gib: {limit / GIB:g})" if limit else "out of host memory"
     return f"exit code {state['ExitCode']} {state.get('Error') or ''}".rstrip()
 
 
@@ -221,7 +196,7 @@ def handed_on(names: Sequence[str]) -> dict[str, str]:
     return {name: os.environ[name] for name in names}
 
 
-def engine_and_image(image: str | None) -> str:
+def engine_and_image(environment: DockerEnvironment) -> str:
     """The engine's version, and the image; what `doctor` says.
 
     Raises:
@@ -229,4 +204,4 @@ def engine_and_image(image: str | None) -> str:
         Transient: The engine does not answer.
     """
     with engine_answers():
-        return f"Docker engine {Engine().client.version()['Version']}, image {image or 'of the target'}"
+        return f"Docker engine {Engine().client.version()['Version']}, image {environment.image or 'of the target'}"

@@ -7,19 +7,12 @@ one that crashed is kept until its stage starts again, for people to look at.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 from llm_pipeline.adapters.docker.adapter import DockerEnvironment, Mount
-from llm_pipeline.adapters.docker.engine import (
-    Engine,
-    Image,
-    confined,
-    engine_answers,
-    gpu_request,
-    handed_on,
-    how_it_ended,
-)
+from llm_pipeline.adapters.docker.engine import GIB, Engine, Image, engine_answers, handed_on, how_it_ended
 from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.directory_listing import list_directories
 from llm_pipeline.base.durable import replace_durably
@@ -42,6 +35,8 @@ from llm_pipeline.store.provenance import CONTAINER_VARIABLE
 log = get_logger(__name__)
 
 _GRACE_SECONDS = 20
+_TEMPORARY = "rw,exec,nosuid,nodev,mode=1777"
+"""Compilers of kernels load what they write there, which Docker's default forbids."""
 
 
 class DockerRunner:
@@ -61,7 +56,7 @@ class DockerRunner:
             Unsupported: The Docker SDK is not installed here.
         """
         environment = environment_of(self._deployment, placement.environment, DockerEnvironment)
-        image = image_of(self._deployment, environment, placement)
+        image = image_of(self._deployment, environment.image, placement)
         text = request.model_dump_json(indent=1)
         digest = sha256_bytes(text.encode())
         name = job_base_name(request, digest, str(self._work_root))
@@ -149,7 +144,7 @@ class DockerRunner:
 def _container_options(
     environment: DockerEnvironment, image: Image, request: StageRequest, job: Job, withheld: frozenset[str]
 ) -> dict[str, Any]:
-    """Keyword arguments for `containers.create`.
+    """Keyword arguments for `containers.create`: no privileges, no capabilities, a read-only root.
 
     Where the stage works and what it publishes to may be written, the rest as configured. Of the environment's
     variables the `withheld` ones are left out: secrets that this stage does not need.
@@ -168,7 +163,9 @@ def _container_options(
     for mount in mounts:
         if mount.writable:
             Path(mount.source).mkdir(parents=True, exist_ok=True)  # else the engine makes it, as root
-    count = -1 if environment.gpus == "all" else environment.gpus
+    asked: dict[str, Any] = {"count": -1 if environment.gpus == "all" else environment.gpus}
+    if request.gpu_indices is not None:
+        asked = {"device_ids": [str(gpu) for gpu in request.gpu_indices]}
     given = handed_on([name for name in environment.variables if name not in withheld])
     return {
         "image": image.run,
@@ -183,11 +180,14 @@ def _container_options(
             types.Mount(mount.path or mount.source, mount.source, type="bind", read_only=not mount.writable)
             for mount in mounts
         ],
-        "device_requests": gpu_request(count, request.gpu_indices) if count else [],
-        **confined(
-            environment.user,
-            network=environment.network,
-            shared_memory_gib=environment.shared_memory_gib,
-            memory_gib=environment.memory_gib,
-        ),
+        "device_requests": [types.DeviceRequest(**asked, capabilities=[["gpu"]])] if environment.gpus else [],
+        "user": environment.user or f"{os.getuid()}:{os.getgid()}",
+        "network_mode": environment.network,
+        "read_only": True,
+        "tmpfs": {"/tmp": _TEMPORARY},  # noqa: S108 - the container's own
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges"],
+        "init": True,
+        "shm_size": round(environment.shared_memory_gib * GIB),
+        "mem_limit": round(environment.memory_gib * GIB) if environment.memory_gib else None,
     }

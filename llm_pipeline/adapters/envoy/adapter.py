@@ -44,15 +44,8 @@ class ServerCertificate(ConfigModel):
         return self.certificate.rpartition("/")[0]
 
 
-class UserLimits(ConfigModel):
-    """What users may take of the port.
-
-    Attributes:
-        connections: Open at once, of all users together; further ones are closed.
-    """
-
-    connections: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
-
+MOST_CONNECTIONS = 10_000
+"""Open at once, of all users together; further ones are closed."""
 
 LARGEST_REQUEST_MIB = 16
 """Larger bodies are refused with 413; smaller ones are kept until their answer begins, so that the other slot can
@@ -67,7 +60,6 @@ class EnvoyPlace(RouterModel):
     """An Envoy that is started on this host, beside the slots.
 
     Attributes:
-        limits: What users may take of its port.
         port: Where users connect: HTTP/1.1, HTTP/2 and gRPC.
         admin_port: Loopback port of its admin interface.
         address: The address that users connect to; `0.0.0.0` for every one of this host.
@@ -76,7 +68,6 @@ class EnvoyPlace(RouterModel):
     """
 
     kind: Literal["envoy"] = "envoy"
-    limits: UserLimits = UserLimits()
     port: Port
     admin_port: Port
     address: IpAddress = "127.0.0.1"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import socket
 import sys
 import time
@@ -317,19 +316,15 @@ class EnvoyRouter:
         stop_router(self.files.state)
 
     def revive(self) -> str | None:
-        """Starts an Envoy that ended and replaces a frozen one; one that was stopped on purpose stays stopped."""
+        """Starts an Envoy that ended; one that was stopped on purpose stays stopped."""
         files = self.files
         with _one_starter(files.state):
             process = detached.load(files.record)
-            frozen = process is not None and detached.process_is_stopped(process.pid, process.start_ticks)
-            if process is None or (process.alive and not frozen):
+            if process is None or process.alive:
                 return None
-            if frozen:
-                os.kill(process.pid, signal.SIGKILL)
-            detached.stop(process)
-            log.error("the router is not running: restarting it", pid=process.pid, frozen=frozen)
+            log.error("the router is not running: restarting it", pid=process.pid)
             self.start(self.read()[0])
-        return "Envoy was frozen and was replaced" if frozen else "Envoy had ended and was restarted"
+        return "Envoy had ended and was restarted"
 
     def start(self, initial: RouteState) -> None:
         """Start it, and wait until it acts on its routes; for the holder of the starters' lock.
@@ -354,7 +349,7 @@ class EnvoyRouter:
         if not files.routes.exists():
             self.replace_routes(initial)
         replace_json(files.bootstrap, xds.bootstrap(files.xds, place))
-        self.note_place()
+        replace_json(files.place, _Place(router=place, slots=self.slots).model_dump())
         if files.access_log.exists() and files.access_log.stat().st_size > _LARGEST_ACCESS_LOG_BYTES:
             files.access_log.rename(files.access_log.with_name(f"{files.access_log.name}.1"))
         options = ["--disable-hot-restart", "--concurrency", "1", "--file-flush-interval-msec", "500"]
@@ -398,14 +393,6 @@ class EnvoyRouter:
             if self._routes(state, revision) != self._read_routes():
                 self.replace_routes(state)
 
-    def note_place(self) -> None:
-        """Write down what it was started for, for whoever finds it.
-
-        Raises:
-            OSError: The disk refuses.
-        """
-        replace_json(self.files.place, _Place(router=self.place, slots=self.slots).model_dump())
-
     def _ready(self) -> bool:
         try:
             return self._admin("/ready").strip() == "LIVE"
@@ -447,14 +434,10 @@ def start_router(
     """
     with _one_starter(state.resolve()):
         if (running := find_router(state)) is not None:
-            asked = running.place.model_copy(update={"limits": place.limits})
-            router = EnvoyRouter(running.files, asked, running.slots)
-            router.update_configuration()
-            if asked != running.place:
-                router.note_place()
-        else:
-            router = EnvoyRouter(RouterFiles(state.resolve()), place, slots)
-            router.start(initial)
+            running.update_configuration()
+            return running
+        router = EnvoyRouter(RouterFiles(state.resolve()), place, slots)
+        router.start(initial)
     return router
 
 

@@ -19,6 +19,7 @@ from llm_pipeline.adapters.envoy.adapter import (
     LARGEST_REQUEST_BYTES,
     LARGEST_REQUEST_MIB,
     MEMORY_BYTES,
+    MOST_CONNECTIONS,
     EnvoyPlace,
     ServerCertificate,
 )
@@ -82,7 +83,7 @@ def address_text(host: str, port: int) -> str:
 def bootstrap(directory: Path, place: EnvoyPlace) -> Json:
     """The static part: admin interface on loopback, statistics, limits, and where the dynamic files are."""
     return _rendered(
-        "bootstrap", directory, limits=place.limits, memory_bytes=MEMORY_BYTES, admin_port=place.admin_port
+        "bootstrap", directory, connections=MOST_CONNECTIONS, memory_bytes=MEMORY_BYTES, admin_port=place.admin_port
     )
 
 
@@ -120,7 +121,7 @@ def clusters(slots: Mapping[SlotName, SlotServer], *, only_openai: bool) -> Json
         {
             "protocol": protocol,
             "api": apis[protocol],
-            "address": _socket(address),
+            "address": {"socket_address": {"address": address[0], "port_value": address[1]}},
             "plain": (plain := cluster_name(slot, protocol)),
             "other": cluster_name(other_slot(slot), protocol),
             "guarded": plain + GUARDED_SUFFIX,
@@ -156,16 +157,10 @@ def routes(state: RouteState, version: str, releases: Mapping[str, str], apis: M
 
 
 def weights_of(document: Json) -> dict[str, int]:
-    """Weights by cluster name of the HTTP route in a discovery response or a config dump's route table."""
-    arms = _http_action(document)["weighted_clusters"]["clusters"]
-    return {arm["name"]: int(arm.get("weight", 0)) for arm in arms}
-
-
-def _http_action(document: Json) -> Json:
-    """The action of the last route that leads to servers: all of them split alike."""
+    """Weights by cluster name of the last route to servers, in a discovery response or a dump: all split alike."""
     table = document["resources"][0] if "resources" in document else document
-    action: Json = [route["route"] for route in table["virtual_hosts"][0]["routes"] if "route" in route][-1]
-    return action
+    actions = [route["route"] for route in table["virtual_hosts"][0]["routes"] if "route" in route]
+    return {arm["name"]: int(arm.get("weight", 0)) for arm in actions[-1]["weighted_clusters"]["clusters"]}
 
 
 def _action(state: RouteState, protocol: ArmProtocol, api: UsersApi) -> Json:
@@ -212,10 +207,6 @@ def _retry_policy(protocol: ArmProtocol, api: UsersApi, *, on_trial: bool) -> Js
         conditions.append("retriable-status-codes")
         policy["retriable_status_codes"] = [status.value for status in api.second_opinions]
     return {**policy, "retry_on": ",".join(conditions)}
-
-
-def _socket(address: Address) -> Json:
-    return {"socket_address": {"address": address[0], "port_value": address[1]}}
 
 
 def _rendered(template: str, directory: Path, **values: Any) -> Json:

@@ -42,7 +42,7 @@ CANDIDATE = "llm-pipeline/candidate"
 WRITTEN = "llm-pipeline/written"
 
 _TRIES = 5
-_REFUSED = (400, 405, 413, 415, 422)
+_REFUSED = (400, NOT_FOUND, 405, 413, 415, 422)
 _GROUP = "gateway.networking.k8s.io"
 _ACCEPTED, _RESOLVED = "Accepted", "ResolvedRefs"
 _IN_PART = "PartiallyInvalid"
@@ -56,15 +56,12 @@ class _Routes(Cluster):
     """The routes of a namespace; what is wrong with them is told as a router tells it."""
 
     timeout_seconds = (3.0, 10.0)
+    unavailable = RouterUnavailable
 
     def __init__(self, place: GatewayApiPlace) -> None:
         super().__init__(place.namespace, place.context, "get and update httproutes")
         self.name = place.route
-        self._where = f"httproutes {place.namespace}/{place.route}" + (f" of {place.context}" if place.context else "")
-
-    @property
-    def where(self) -> str:
-        return self._where
+        self.where = f"httproutes {place.namespace}/{place.route}" + (f" of {place.context}" if place.context else "")
 
     def route(self) -> Json:
         """The route.
@@ -73,7 +70,11 @@ class _Routes(Cluster):
             RouterRejected: There is none.
             RouterUnavailable: It cannot be read now.
         """
-        return self._found("GET", None)
+        found = self.read("HTTPRoute", self.name)
+        if found is None:
+            hint = "look at its namespace and name, and whether the cluster has this kind"
+            raise RouterRejected("there is no such route", where=self.where, hint=hint)
+        return found
 
     def put(self, document: Json) -> Json:
         """Replace the route by a changed copy of the one that was read; returns what is there now.
@@ -83,31 +84,16 @@ class _Routes(Cluster):
             RouterRejected: The server refuses this content.
             RouterUnavailable: It cannot be written now.
         """
-        return self._found("PUT", document)
-
-    def _found(self, method: str, body: Json | None) -> Json:
-        query = {"fieldManager": "llm-pipeline"} if body else {}
-        try:
-            found = self._ask(method, "HTTPRoute", self.name, query=query, body=body)
-        except Transient as error:
-            if isinstance(error, RouterConflict | RouterUnavailable):
-                raise
-            raise RouterUnavailable(error.message, where=self._where) from error
-        if not isinstance(found, dict):
-            raise RouterUnavailable("the cluster does not answer: an answer that is not an object", where=self._where)
-        return found
+        return self._ask("PUT", "HTTPRoute", self.name, query={"fieldManager": "llm-pipeline"}, body=document) or {}
 
     def _refuse(self, error: Any, message: str) -> NoReturn:
         if error.status == CONFLICT:
-            raise RouterConflict(message, where=self._where) from error
-        if error.status == NOT_FOUND:
-            hint = "look at its namespace and name, and whether the cluster has this kind"
-            raise RouterRejected(message, where=self._where, hint=hint) from error
+            raise RouterConflict(message, where=self.where) from error
         if error.status in _REFUSED:
-            raise RouterRejected(f"the cluster refuses it: {message}", where=self._where) from error
+            raise RouterRejected(f"the cluster refuses it: {message}", where=self.where) from error
         hint = f"this account needs: {self._needs}" if error.status in NOT_ALLOWED else ""
         message = f"the cluster does not allow it: {message}"
-        raise RouterUnavailable(message, where=self._where, hint=hint) from error
+        raise RouterUnavailable(message, where=self.where, hint=hint) from error
 
 
 class GatewayApiRouter:
@@ -121,6 +107,7 @@ class GatewayApiRouter:
             ConfigError: There is no such context, or no kubeconfig.
         """
         self._routes = _Routes(place)
+        self._where = self._routes.where
         self._place = place
         self._services: dict[SlotName, Service] = {"blue": place.backends.blue, "green": place.backends.green}
 
@@ -203,10 +190,6 @@ class GatewayApiRouter:
             return None
         endpoints = [endpoint for one in found for endpoint in one.get("endpoints") or ()]
         return any((endpoint.get("conditions") or {}).get("ready") is not False for endpoint in endpoints)
-
-    @property
-    def _where(self) -> str:
-        return self._routes.where
 
     def _state(self, document: Json) -> RouteState:
         backends = self._backends(document)

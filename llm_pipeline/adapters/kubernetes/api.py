@@ -48,11 +48,13 @@ class Cluster:
 
     timeout_seconds = (5.0, 60.0)
     """To connect, to wait for an answer."""
+    unavailable: type[Transient] = Transient
+    """The error of a server that does not answer, or is too busy."""
 
     def __init__(self, namespace: str, context: str | None, needs: str) -> None:
         self.namespace = namespace
         self._needs = needs
-        self._where = f"namespace {namespace}" + (f" of {context}" if context else "")
+        self.where = f"namespace {namespace}" + (f" of {context}" if context else "")
         self._client = open_client(context)
 
     def create(self, manifest: Json) -> bool:
@@ -160,15 +162,15 @@ class Cluster:
             except urllib3.exceptions.HTTPError as error:
                 problem, wanted = str(error), 0.0
             if wait is not None:
-                log.info("the cluster does not answer; asking again", where=self._where, problem=problem)
+                log.info("the cluster does not answer; asking again", where=self.where, problem=problem)
                 time.sleep(min(max(wait, wanted), _LONGEST_WAIT_SECONDS))
-        raise Transient(f"the cluster does not answer: {problem}", where=self._where, hint="try again later")
+        raise self.unavailable(f"the cluster does not answer: {problem}", where=self.where, hint="try again later")
 
     def _refuse(self, error: Any, message: str) -> NoReturn:
         if error.status in NOT_ALLOWED:
             hint = f"this account needs: {self._needs}"
-            raise ConfigError(f"the cluster does not allow it: {message}", where=self._where, hint=hint) from error
-        raise ConfigError(f"the cluster refuses it: {message}", where=self._where) from error
+            raise ConfigError(f"the cluster does not allow it: {message}", where=self.where, hint=hint) from error
+        raise ConfigError(f"the cluster refuses it: {message}", where=self.where) from error
 
 
 def open_client(context: str | None) -> Any:

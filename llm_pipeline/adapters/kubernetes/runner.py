@@ -42,7 +42,6 @@ from llm_pipeline.runners.shared import (
     environment_of,
     image_of,
     job_base_name,
-    job_name_prefix,
     work_hash,
 )
 from llm_pipeline.runners.stage_environment import withheld_secrets
@@ -92,7 +91,7 @@ class KubernetesRunner:
             Unsupported: The Kubernetes client is not installed here.
         """
         environment = environment_of(self._deployment, placement.environment, KubernetesEnvironment)
-        image = image_of(self._deployment, environment, placement)
+        image = image_of(self._deployment, environment.image, placement)
         cluster = self._cluster(placement.environment)
         digest = sha256_bytes(request.model_dump_json(indent=1).encode())
         base = job_base_name(request, digest)
@@ -153,9 +152,8 @@ class KubernetesRunner:
             node, (container, *_) = pods[-1]["spec"].get("nodeName"), pods[-1]["status"]["containerStatuses"]
             log.info("the stage's pod has started", pod=pod_name, node=node, image=container.get("imageID"))
         since = {}
-        if offset:  # rounded down to whole seconds
-            seconds = offset // _LINES_PER_NANOSECOND // _NANOSECONDS
-            since = {"sinceTime": datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
+        if offset:  # in whole seconds, rounded down
+            since = {"sinceTime": datetime.fromtimestamp(offset // _NANOSECONDS, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
         return lines_after(cluster.log(pod_name, CONTAINER, timestamps="true", **since), offset)
 
     def outcome(self, job: Job) -> StageResult:
@@ -187,7 +185,7 @@ class KubernetesRunner:
 
     def _require_signed(self, job: Job, result: StageResult, document: Document) -> None:
         """Refuse a result that is not signed as its stage does, or is of another stage than the job."""
-        if not job.name.startswith(job_name_prefix(result.stage)):
+        if result.stage != job.stage:
             raise refusal(self._store, job.outcome_document, f"it is of stage {result.stage}")
         if publishes(result.stage):
             require_signed(self._store, job.outcome_document, document)
@@ -217,6 +215,8 @@ class KubernetesRunner:
             outcome_document=job_outcome_name(request.release_id, name),
             log_command=f"kubectl logs job/{name}",
             start_seconds=60 * environment.start_timeout_minutes,
+            release_id=request.release_id,
+            stage=request.stage,
         )
 
     def _next_number(self, base: str, request: StageRequest, job_names: list[str]) -> int:
@@ -245,8 +245,7 @@ class KubernetesRunner:
         """Keep why a stage never started as its outcome: whoever asks later gets the same error."""
         if self._store.read_document(job.outcome_document):  # it started while it was being cancelled
             return
-        _, release_id, *_ = job.outcome_document.split("/")
-        failure = StageFailure(release_id=release_id, stage=job.name, subject="", error=problem.to_document())
+        failure = StageFailure(release_id=job.release_id, stage=job.name, subject="", error=problem.to_document())
         replace_document(self._store, job.outcome_document, failure.model_dump(mode="json"))
 
 
@@ -261,7 +260,6 @@ def _pods(cluster: Cluster, job_name: str) -> list[Json]:
 
 
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?Z ")
-_LINES_PER_NANOSECOND = 1024
 _NANOSECONDS = 10**9
 
 
@@ -269,26 +267,16 @@ def lines_after(text: str, offset: int) -> tuple[list[str], int]:
     """Whole lines of a log read with time stamps that come after an offset, and the offset to go on from.
 
     The kubelet stamps every line with nanoseconds and throws the oldest lines away when a log is rotated, so a count
-    of bytes would skip or repeat. An offset is the last line's time and how many lines with that very time were read.
+    of bytes would skip or repeat. An offset is the last line's time.
     """
-    last, count = divmod(offset, _LINES_PER_NANOSECOND)
-    lines, seen = [], 0
+    lines, last = [], offset
     for line in text.split("\n")[:-1]:
         stamp = _STAMP.match(line)
         if stamp is None:  # the API's own remark, not a line of the container
             continue
-        time = _nanoseconds(stamp)
-        if time == last:
-            seen += 1
-        if time < last or (time == last and seen <= count):
-            continue
-        lines.append(line[stamp.end() :])
-        if time != last:
-            last, count, seen = time, 0, 1
-        count += 1
-    return lines, last * _LINES_PER_NANOSECOND + count
-
-
-def _nanoseconds(stamp: re.Match[str]) -> int:
-    seconds = datetime.fromisoformat(f"{stamp[1]}+00:00").timestamp()
-    return int(seconds) * _NANOSECONDS + int((stamp[2] or "").ljust(9, "0"))
+        seconds = datetime.fromisoformat(f"{stamp[1]}+00:00").timestamp()
+        time = int(seconds) * _NANOSECONDS + int((stamp[2] or "").ljust(9, "0"))
+        if time > offset:
+            lines.append(line[stamp.end() :])
+            last = time
+    return lines, last

@@ -17,11 +17,9 @@ from llm_pipeline.release.contract import EnvironmentName, StageRequest, StageRe
 from llm_pipeline.runners.job_directory import (
     latest_number,
     locked_jobs,
-    process_of,
     read_lines,
     read_outcome,
     request_path,
-    why_without_result,
 )
 from llm_pipeline.runners.runner import Job, Placement
 from llm_pipeline.runners.shared import crash
@@ -73,7 +71,7 @@ class ProcessRunner:
         with locked_jobs(self._work_root, request) as base:
             number = latest_number(base)
             job = Job(environment=environment, directory=base / str(number), request_digest=digest)
-            if number and (process := process_of(job)) is not None and process.alive:
+            if number and (process := detached.load(job.record)) is not None and process.alive:
                 if request_path(job).read_text() == text:
                     return job
                 detached.stop(process)  # an older configuration of the same stage: superseded
@@ -95,7 +93,7 @@ class ProcessRunner:
 
     def is_active(self, job: Job) -> bool:
         """Whether the stage's process still runs."""
-        process = process_of(job)
+        process = detached.load(job.record)
         return process is not None and process.alive
 
     def read_log(self, job: Job, offset: int) -> tuple[list[str], int]:
@@ -114,7 +112,7 @@ class ProcessRunner:
             return result
         lines, _ = read_lines(job.log, 0)
         raise crash(
-            f"the stage's process ended without a result ({why_without_result(job)})",
+            "the stage's process ended without a result (killed, or out of memory)",
             lines,
             where=str(job.directory),
             again="run it again: finished work is kept",
@@ -123,7 +121,7 @@ class ProcessRunner:
 
     def cancel(self, job: Job) -> None:
         """Stop the stage and everything it started in its process group."""
-        if process := process_of(job):
+        if process := detached.load(job.record):
             detached.stop(process, grace_seconds=20.0)
 
     def _interpreter(self, environment: EnvironmentName) -> str:

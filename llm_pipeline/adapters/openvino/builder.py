@@ -13,7 +13,6 @@ import contextlib
 import json
 import shutil
 import tempfile
-import time
 import warnings
 from collections.abc import Sequence
 from importlib import metadata
@@ -58,10 +57,8 @@ MODEL_FILE = "openvino_model.xml"
 SERVING_FILES = (*(name for name in OPENVINO_FILES if name != ENGINE_FILE), "generation_config.json")
 _INT4_GROUP_SIZE = 128
 _TASK = "text-generation-with-past"
-_OUTPUT_TOKENS = 32
-_PROMPT_TOKENS = 16
+_MEASURED_TOKENS = 32
 _MAXIMUM_BATCH = 16
-_REPEATS = 3
 
 
 class OpenVinoCpuBuilder:
@@ -204,7 +201,13 @@ def _describe(
             match = golden_match(inputs.golden, texts, least)
             write_golden(engine, answered(inputs.golden, texts))
     with clock.phase("measure"):
-        rates = measure_throughput(pipeline, target.limits, context_length)
+        tokens = min(_MEASURED_TOKENS, context_length // 2)
+        rates = Rates.measured(
+            lambda prompts: _produced(pipeline, prompts, tokens),
+            vocabulary=len(pipeline.get_tokenizer().get_vocab()),
+            tokens=tokens,
+            sequences=min(target.limits.maximum_sequences, _MAXIMUM_BATCH),
+        )
     core = ov.Core()
     device = {
         "FULL_DEVICE_NAME": str(core.get_property("CPU", "FULL_DEVICE_NAME")).strip(),
@@ -285,23 +288,6 @@ def answers(
     return texts
 
 
-def measure_throughput(pipeline: genai.ContinuousBatchingPipeline, limits: EngineLimits, context_length: int) -> Rates:
-    """Generate with one request, then with a batch; the best of a few repeats each, after a warm-up.
-
-    Raises:
-        Unsupported: The engine does not generate what was asked.
-    """
-    vocabulary = len(pipeline.get_tokenizer().get_vocab())
-    output_tokens = min(_OUTPUT_TOKENS, context_length - _PROMPT_TOKENS)
-    sequences = min(limits.maximum_sequences, _MAXIMUM_BATCH)
-    _rate(pipeline, 1, output_tokens, vocabulary)
-    return Rates(
-        single=max(_rate(pipeline, 1, output_tokens, vocabulary) for _ in range(_REPEATS)),
-        batched=max(_rate(pipeline, sequences, output_tokens, vocabulary) for _ in range(_REPEATS)),
-        sequences=sequences,
-    )
-
-
 def scheduler(limits: EngineLimits) -> genai.SchedulerConfig:
     """The in-flight batcher's configuration, as the serving model sets it."""
     config = genai.SchedulerConfig()
@@ -314,21 +300,14 @@ def scheduler(limits: EngineLimits) -> genai.SchedulerConfig:
     return config
 
 
-def _rate(pipeline: genai.ContinuousBatchingPipeline, sequences: int, output_tokens: int, vocabulary: int) -> float:
-    """Output tokens a second of `sequences` requests that start together, each with its own prompt."""
+def _produced(pipeline: genai.ContinuousBatchingPipeline, prompts: list[list[int]], tokens: int) -> int:
+    """How many tokens the engine answers to prompts that start together."""
     generation = genai.GenerationConfig()
-    generation.max_new_tokens, generation.ignore_eos, generation.apply_chat_template = output_tokens, True, False
-    draws = np.random.default_rng(0).integers(0, vocabulary, (sequences, 1, _PROMPT_TOKENS), dtype=np.int64)
-    handles = [pipeline.add_request(number, ov.Tensor(ids), generation) for number, ids in enumerate(draws)]
-    started = time.monotonic()
+    generation.max_new_tokens, generation.ignore_eos, generation.apply_chat_template = tokens, True, False
+    handles = [
+        pipeline.add_request(number, ov.Tensor(np.array([prompt], np.int64)), generation)
+        for number, prompt in enumerate(prompts)
+    ]
     while pipeline.has_non_finished_requests():
         pipeline.step()
-    seconds = time.monotonic() - started
-    produced = sum(len(output.generated_ids) for handle in handles for output in handle.read_all())
-    if produced != sequences * output_tokens:
-        raise Unsupported(
-            f"the engine generated {produced} tokens where {sequences * output_tokens} were requested",
-            where="measurement after the build",
-            hint="raise limits.kv_cache_blocks if it is set",
-        )
-    return round(produced / seconds, 1)
+    return sum(len(output.generated_ids) for handle in handles for output in handle.read_all())

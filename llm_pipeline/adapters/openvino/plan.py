@@ -65,11 +65,6 @@ def judge_model(facts: ModelFacts, transformers: str | None) -> Legal | Refused:
             reason=f"the CPU engine serves text, and its exporter traces {facts.architecture} with its encoders only",
             nearest="a checkpoint of the text model alone, or a target on a GPU",
         )
-    return _export_refusal(facts, transformers) or Legal()
-
-
-def _export_refusal(facts: ModelFacts, transformers: str | None) -> Refused | None:
-    """Why the CPU engine's exporter cannot trace a model."""
     table = read_table("openvino_exporter")
     exporter, nearest = f"{table['exporter']} {table['version']}", "a target on a GPU"
     if facts.model_type not in table["architectures"]:
@@ -81,7 +76,7 @@ def _export_refusal(facts: ModelFacts, transformers: str | None) -> Refused | No
     oldest, stated = table["architectures"][facts.model_type]
     newest = newest_transformers(facts.model_type, stated)
     if transformers is None or _within(transformers, oldest, newest):
-        return None
+        return Legal()
     span = f"from {oldest} on" if newest is None else f"{oldest or 'old ones'} to {newest}"
     return Refused(
         reason=f"{exporter} traces {facts.model_type} with Transformers {span}, and {transformers} is installed",

@@ -84,7 +84,7 @@ class TensorRtLlmEngineBuilder:
             engine = Path(scratch) / "engine"
             command = render_build_command(target, inputs.tensorrt_llm_checkpoint, engine, program=program)
             log.info("compiling", ranks=ranks, workers=settings["workers"], command=" ".join(command))
-            run = run_tool(command, time_limit_seconds=target.build.time_limit_minutes * 60)
+            seconds = run_tool(command, time_limit_seconds=target.build.time_limit_minutes * 60)
             check_engine(engine, target, checkpoint)
             tokenizer = engine / TOKENIZER_DIRECTORY
             tokenizer.mkdir()
@@ -100,7 +100,7 @@ class TensorRtLlmEngineBuilder:
                 context_length=target.limits.maximum_tokens_per_request,
                 device=host.gpus[0].name,
                 versions={"tensorrt_llm": version, **({"tensorrt": tensorrt} if tensorrt else {})},
-                seconds={"build": run.seconds},
+                seconds={"build": seconds},
                 details={"ranks": ranks, "workers": settings["workers"]},
             )
             rules = read_model_rules(inputs.checkpoint)

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from llm_pipeline.adapters.tensorrt_llm.llmapi_smoke import SmokeReport
+from llm_pipeline.adapters.tensorrt_llm.llmapi_smoke import SmokeInputs, SmokeReport
 from llm_pipeline.adapters.tensorrt_llm.repositories import LLM_ARGUMENTS_FILE
 from llm_pipeline.artifacts.checkpoint_files import read_json, read_quantization
 from llm_pipeline.artifacts.engine_description import (
@@ -20,9 +20,9 @@ from llm_pipeline.artifacts.engine_description import (
     driver_warning,
     require_target_host,
 )
-from llm_pipeline.artifacts.golden import GOLDEN_FILE, answered, write_golden
+from llm_pipeline.artifacts.golden import answered, write_golden
 from llm_pipeline.artifacts.model_rules import read_model_rules
-from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.errors import ConfigError, IntegrityError
 from llm_pipeline.base.json_document import load_record
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.offline import OFFLINE
@@ -78,9 +78,9 @@ class TensorRtLlmLlmApiBuilder:
             device=host.gpus[0].name,
             versions=report.versions,
             seconds=report.seconds,
-            single_stream_tokens_per_second=report.single_stream_tokens_per_second,
-            batched_tokens_per_second=report.batched_tokens_per_second,
-            batched_sequences=report.batched_sequences,
+            single_stream_tokens_per_second=report.rates.single,
+            batched_tokens_per_second=report.rates.batched,
+            batched_sequences=report.rates.sequences,
             details={
                 "load_seconds": report.seconds["load"],
                 "golden_match_fraction": matched,
@@ -100,18 +100,22 @@ def _run_smoke(inputs: BuildInputs, arguments: LlmArgs, scratch: Path) -> SmokeR
 
     Raises:
         BuildFailed: It does not load.
+        IntegrityError: Its configuration does not say how many tokens it knows.
     """
-    rendered, report = scratch / LLM_ARGUMENTS_FILE, scratch / "smoke.json"
-    rendered.write_text(arguments.to_yaml(), encoding="utf-8")
-    write_golden(scratch, inputs.golden)
-    command = [
-        *(sys.executable, "-m", "llm_pipeline.adapters.tensorrt_llm.llmapi_smoke"),
-        *("--args", str(rendered)),
-        *("--checkpoint", str(inputs.checkpoint)),
-        *("--golden", str(scratch / GOLDEN_FILE)),
-        *("--expect-version", arguments.version),
-        *("--output", str(report)),
-    ]
+    config = read_json(inputs.checkpoint / "config.json")
+    vocabulary = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+    if not isinstance(vocabulary, int):
+        raise IntegrityError("config.json does not say vocab_size", where=str(inputs.checkpoint))
+    given = SmokeInputs(
+        arguments={**arguments.document, "model": str(inputs.checkpoint)},
+        version=arguments.version,
+        golden=tuple(inputs.golden),
+        vocabulary=vocabulary,
+        end_tokens=read_model_rules(inputs.checkpoint).end_tokens,
+    )
+    asked, report = scratch / "inputs.json", scratch / "smoke.json"
+    asked.write_text(given.model_dump_json(), encoding="utf-8")
+    command = [sys.executable, "-m", "llm_pipeline.adapters.tensorrt_llm.llmapi_smoke", str(asked), str(report)]
     limit = inputs.target.build.time_limit_minutes * 60
     run_tool(command, time_limit_seconds=limit, name="llmapi_smoke", variables=OFFLINE)
     return load_record(SmokeReport, report, "the smoke test left no report")

@@ -12,9 +12,7 @@ from llm_pipeline.catalog.runtime_versions import (
     container_problem,
     container_warning,
     engine_problem,
-    known_versions,
     release_numbers,
-    version_order,
     version_problem,
     version_warning,
 )
@@ -27,7 +25,6 @@ from llm_pipeline.catalog.tables import (
 )
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.target import Target
-from llm_pipeline.engines.llm_args.recorded_schema import edition_of
 from llm_pipeline.engines.llm_args.rendering import render_llm_args
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.compatibility import (
@@ -62,19 +59,11 @@ def target_problem(target: Target) -> Problem | None:
     Raises:
         ConfigError: The target's accelerator is not in the GPU catalog.
     """
-    version = target.runtime_version or ""
     if target.engine == "tensorrt_llm_engine":
         if (target.parallelism.expert or 1) > 1:
             return Problem("engines do not spread experts", "no parallelism.expert, or engine: tensorrt_llm_llmapi")
         if problems := command_problems(target):
             return Problem(f"{PROGRAM}: {'; '.join(problems)}", "correct them under build.flags, limits and runtime")
-    elif not _is_recorded(version):
-        # The first known version from here on whose LLM args are recorded, and what holds it.
-        later = (known for known in known_versions() if version_order(known) > version_order(version))
-        nearest = next(filter(_is_recorded, later))
-        images = [container.image for container in containers() if container.tensorrt_llm == nearest]
-        advice = ", ".join((f"runtime_version: {nearest}", *(f"container: {image}" for image in images[:1])))
-        return Problem(f"the LLM args of TensorRT-LLM {version} are not recorded", advice)
     else:
         try:
             _check(target).require(f"targets/{target.name}.yaml")
@@ -98,14 +87,6 @@ def _check(target: Target) -> LlmArgsCheck:
 
     arguments = render_llm_args(target, model="checkpoint", checkpoint=None)
     return check_llm_args(arguments.document, arguments.version)
-
-
-def _is_recorded(version: str) -> bool:
-    try:
-        edition_of(version)
-    except Unsupported:
-        return False
-    return True
 
 
 _NO_EXPORT = "engines are built from TensorRT-LLM checkpoints, which the recipe does not export"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import platform
 import shutil
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,7 +17,6 @@ from importlib import metadata
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from llm_pipeline.artifacts.checkpoint_directory import check_directory
@@ -31,7 +29,7 @@ from llm_pipeline.base.confinement import confined
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.target import Target
-from llm_pipeline.engines.builder import BuildInputs, Rates, golden_match
+from llm_pipeline.engines.builder import BuildInputs, PhaseClock, Rates, golden_match
 from llm_pipeline.model_facts.reader import context_length
 from llm_pipeline.model_facts.words import ConfigWords
 from llm_pipeline.serving.models.vllm_batcher import COMPILED_DIRECTORY, Batcher, Output, Settings
@@ -75,21 +73,26 @@ class VllmBuilder:
         properties = runtime_properties(target, inputs.dtype, quantization)
         workspace = destination.parent / f"{destination.name}-workspace"
         log.info("vLLM loads the checkpoint", arguments=properties["arguments"])
-        started = time.monotonic()
         rules = read_model_rules(inputs.checkpoint)
-        batcher = _load(inputs, properties, context, rules, workspace)
-        loaded = time.monotonic()
+        clock = PhaseClock()
+        with clock.phase("load"):
+            batcher = _load(inputs, properties, context, rules, workspace)
         try:
-            texts = _answers(batcher, inputs.golden)
-            match = golden_match(inputs.golden, texts) if texts else None
-            golden, repeated = _repeatable(batcher, inputs.golden, texts)
-            answered_at = time.monotonic()
-            _rate(batcher, 1)
+            with clock.phase("golden"):
+                texts = _answers(batcher, inputs.golden)
+                match = golden_match(inputs.golden, texts) if texts else None
+                golden, repeated = _repeatable(batcher, inputs.golden, texts)
+            tokens = min(_MEASURED_TOKENS, batcher.longest // 2)
+
+            def generate(prompts: list[list[int]]) -> int:
+                answers = _generate(batcher, prompts, [tokens] * len(prompts), ignore_eos=True)
+                return sum(len(_tokens(answer)) for answer in answers)
+
             sequences = min(target.limits.maximum_sequences, _MOST_SEQUENCES)
-            rates = Rates(_rate(batcher, 1), _rate(batcher, sequences), sequences)
+            with clock.phase("measure"):
+                rates = Rates.measured(generate, vocabulary=len(batcher.tokenizer), tokens=tokens, sequences=sequences)
         finally:
             batcher.stop()  # its thread would keep this process alive
-        seconds = {"load": loaded - started, "golden": answered_at - loaded, "measure": time.monotonic() - answered_at}
         destination.mkdir()
         if texts:
             write_golden(destination, golden)
@@ -104,12 +107,12 @@ class VllmBuilder:
             context_length=context,
             device=host.gpus[0].name if host else platform.processor() or platform.machine(),
             versions={"vllm": str(said["vllm"]), **{name: metadata.version(name) for name in _VERSIONED}},
-            seconds={phase: round(spent, 3) for phase, spent in seconds.items()},
+            seconds=clock.seconds,
             single_stream_tokens_per_second=rates.single,
             batched_tokens_per_second=rates.batched,
             batched_sequences=rates.sequences,
             details={
-                "load_seconds": round(seconds["load"], 3),
+                "load_seconds": clock.seconds["load"],
                 "checkpoint_bytes": sum(path.stat().st_size for path in inputs.checkpoint.glob("*.safetensors")),
                 "kv_cache_blocks": batcher.blocks,
                 "golden_match_fraction": match,
@@ -246,18 +249,6 @@ def _sure_tokens(outputs: Sequence[Output]) -> list[int]:
 def _lead(likeliest: Sequence[tuple[int, float]]) -> float:
     (_, first), (_, second), *_ = likeliest
     return first - second
-
-
-def _rate(batcher: Batcher, sequences: int) -> float:
-    """Output tokens a second of requests that start together, each with its own prompt, prompts included."""
-    tokens, draw = min(_MEASURED_TOKENS, batcher.longest // 2), Random(time.monotonic_ns())  # noqa: S311 - no secret
-    prompts = [[draw.randrange(len(batcher.tokenizer)) for _ in range(tokens)] for _ in range(sequences)]
-    started = time.monotonic()
-    answers = _generate(batcher, prompts, [tokens] * sequences, ignore_eos=True)
-    produced = sum(len(_tokens(answer)) for answer in answers)
-    if produced != sequences * tokens:
-        raise IntegrityError(f"the model wrote {produced} tokens where {sequences * tokens} were requested")
-    return round(produced / (time.monotonic() - started), 1)
 
 
 def _generate(

@@ -7,7 +7,7 @@ the recorded ones is a warning. What no JSON schema says TensorRT-LLM refuses as
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from jsonschema import Draft202012Validator, ValidationError
@@ -15,9 +15,7 @@ from jsonschema import Draft202012Validator, ValidationError
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.engines.llm_args.recorded_schema import (
-    EDITIONS,
-    Edition,
-    RecordedSchema,
+    Node,
     edition_of,
     is_later_than_recorded,
     is_older_than_recorded,
@@ -26,7 +24,6 @@ from llm_pipeline.engines.llm_args.recorded_schema import (
 
 _ALIKE = 0.5
 _DISCRIMINATOR = "decoding_type"
-"""Where it is illegal, the union's branch is unknown, and errors of any branch would mislead."""
 
 
 class LlmArgsCheck(Frozen):
@@ -61,12 +58,11 @@ def check_llm_args(document: Mapping[str, Any], version: str) -> LlmArgsCheck:
     Raises:
         Unsupported: The LLM args of that version are not recorded.
     """
-    edition, later = edition_of(version), is_later_than_recorded(version)
-    schema = recorded_schema(edition)
+    schema, later = recorded_schema(edition_of(version)), is_later_than_recorded(version)
     errors, uncertain = list[str](), list[str]()
-    for error in _leaf_errors(schema, Draft202012Validator(schema.document).iter_errors(dict(document))):
-        for problem, sure in _problems(error, edition):
-            (errors if sure or not later else uncertain).append(problem)
+    for error in _leaf_errors(schema, Draft202012Validator(schema).iter_errors(dict(document))):
+        may_be_new = later and error.validator in ("additionalProperties", "enum")
+        (uncertain if may_be_new else errors).extend(_problems(error, schema))
     if errors:
         return LlmArgsCheck(version=version, errors=tuple(sorted(errors)))
     warnings = []
@@ -77,56 +73,57 @@ def check_llm_args(document: Mapping[str, Any], version: str) -> LlmArgsCheck:
     return LlmArgsCheck(version=version, warnings=(*warnings, *sorted(uncertain)))
 
 
-def _leaf_errors(schema: RecordedSchema, errors: Iterable[ValidationError]) -> Iterator[ValidationError]:
-    """The errors, with those of a union replaced by those of the intended branch."""
+def _leaf_errors(schema: Node, errors: Iterable[ValidationError]) -> Iterator[ValidationError]:
+    """The errors, with those of a union replaced by those of the branch that shares most keys with what is there."""
     for error in errors:
-        meant = None
-        if error.validator in ("anyOf", "oneOf") and isinstance(error.instance, dict):
-            meant = schema.branch_for(error.schema, error.instance)
-        if meant is None:
+        of_union = error.validator in ("anyOf", "oneOf") and isinstance(error.instance, dict)
+        branches = list(_branches(schema, error.schema)) if of_union else []
+        if not branches:
             yield error
             continue
-        inside = list(Draft202012Validator({**meant, "$defs": schema.document["$defs"]}).iter_errors(error.instance))
+        kind = error.instance.get(_DISCRIMINATOR)
+        kinds = {name: branch for branch in branches for name in _kinds_of(branch)}
+        if kinds and kind not in kinds:
+            yield ValidationError(
+                f"{kind!r} is not legal", validator="enum", validator_value=list(kinds), instance=kind,
+                path=[*error.absolute_path, _DISCRIMINATOR],
+            )  # fmt: skip
+            continue
+        meant = kinds.get(kind) or max(branches, key=lambda one: len(one.get("properties", {}).keys() & error.instance))
+        inside = list(Draft202012Validator({**meant, "$defs": schema["$defs"]}).iter_errors(error.instance))
         for inner in inside:
             inner.parent = error  # it is at the place where the union stands
-        yield from _leaf_errors(schema, [one for one in inside if _DISCRIMINATOR in one.path] or inside)
+        yield from _leaf_errors(schema, inside)
 
 
-def _problems(error: ValidationError, edition: Edition) -> Iterator[tuple[str, bool]]:
-    """What is wrong, and whether surely: not where a version later than the recorded ones may accept it."""
+def _branches(schema: Node, node: Node) -> Iterator[Node]:
+    """The object schemas that a value here may have: references followed, unions opened."""
+    if reference := node.get("$ref"):
+        yield from _branches(schema, schema["$defs"][reference.rpartition("/")[2]])
+    for branch in (*node.get("anyOf", ()), *node.get("oneOf", ())):
+        yield from _branches(schema, branch)
+    if "properties" in node or node.get("x-open"):
+        yield node
+
+
+def _kinds_of(branch: Node) -> list[str]:
+    kinds: list[str] = branch.get("properties", {}).get(_DISCRIMINATOR, {}).get("enum", [])
+    return kinds
+
+
+def _problems(error: ValidationError, schema: Node) -> Iterator[str]:
+    """What is wrong, and what to write instead."""
     path = tuple(str(part) for part in error.absolute_path)
-    if error.validator == "additionalProperties":
-        legal = set(error.schema.get("properties", ()))
-        for key in sorted(set(map(str, error.instance)) - legal):
-            yield _unknown_key(path, key, legal, edition)
-    elif error.validator == "enum":
-        schema, value = recorded_schema(edition), error.instance
-        known = sorted(str(one) for one in schema.legal_values(path) if one is not None)
-        elsewhere = _other_edition(edition, lambda other: value in other.legal_values(path))
-        only = f"it exists in {elsewhere} only; " if elsewhere else ""
-        yield f"{'.'.join(path)}: {value!r} is not legal -> {only}legal: {', '.join(known)}", bool(elsewhere)
-    else:
-        yield f"{'.'.join(path)}: {error.message}", True
-
-
-def _unknown_key(path: tuple[str, ...], key: str, legal: Iterable[str], edition: Edition) -> tuple[str, bool]:
-    """What to write instead: the same key at another place, else the keys spelled alike here.
-
-    Neither proves a mistake: 55 of the 98 keys that upstream added after the recording look like a recorded one.
-    """
-    schema, dotted = recorded_schema(edition), ".".join((*path, key))
-    if other := _other_edition(edition, lambda other: key in other.legal_keys(path)):
-        return f"{dotted}: exists in {other} only", True
-    if not path and (advice := schema.document["x-known-wrong-keys"].get(key)):
-        return f"{dotted}: unknown key -> {advice}", True
-    if places := schema.places_of(key):
-        hint = f" -> it belongs at {' or '.join(places)}"
-    else:
-        alike = difflib.get_close_matches(key, sorted(legal), n=2, cutoff=_ALIKE)
-        hint = f" -> did you mean {' or '.join(alike)}?" if alike else ""
-    return f"{dotted}: unknown key{hint}", False
-
-
-def _other_edition(edition: Edition, has: Callable[[RecordedSchema], bool]) -> str:
-    """The other edition, if it has what this one lacks."""
-    return next((other for other in EDITIONS if other != edition and has(recorded_schema(other))), "")
+    if error.validator == "enum":
+        legal = ", ".join(sorted(str(one) for one in error.validator_value if one is not None))
+        yield f"{'.'.join(path)}: {error.instance!r} is not legal -> legal: {legal}"
+        return
+    if error.validator != "additionalProperties":
+        yield f"{'.'.join(path)}: {error.message}"
+        return
+    known = set(error.schema.get("properties", ()))
+    for key in sorted(set(map(str, error.instance)) - known):
+        moved = schema["x-known-wrong-keys"].get(key) if not path else None
+        alike = difflib.get_close_matches(key, sorted(known), n=2, cutoff=_ALIKE)
+        advice = moved or (f"did you mean {' or '.join(alike)}?" if alike else "")
+        yield f"{'.'.join((*path, key))}: unknown key" + (f" -> {advice}" if advice else "")

@@ -1,5 +1,5 @@
 # ruff: noqa: ARG002
-"""A server of this host that only says that it is ready, and servers of Acme's own cloud."""
+"""A server of this host that only says that it is ready."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llm_pipeline.base.errors import Transient
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.server_place import ServerModel, ServerPorts
 from llm_pipeline.config.target import Target
-from llm_pipeline.serving.control import Candidate, ServerAdapter, StagedServer, StagingSlot, loopback_endpoint
+from llm_pipeline.serving.control import Candidate, StagedServer, StagingSlot, loopback_endpoint
 
 
 class AcmeServer(ServerPorts, ServerModel):
@@ -82,19 +82,4 @@ class AcmeControl:
 
 SERVER = Adapter(
     config=AcmeServer, open=AcmeControl, probe=lambda place: f"port {place.http} is kept for acme's server"
-)
-
-
-class AcmeCloud(ServerModel):
-    """Fetches a release by itself, and speaks OpenAI's API at an address that follows from names."""
-
-    fetches_release: ClassVar[bool] = True
-
-    kind: Literal["acme_cloud"]
-
-
-CLOUD = ServerAdapter(
-    config=AcmeCloud,
-    open=AcmeControl,
-    endpoint=lambda _place, release, target: Endpoint(url=f"https://{target}.{release}.acme.example"),
 )

@@ -61,9 +61,6 @@ class AcmeRouter:
     def usable(self, slot: str) -> bool | None:
         return None
 
-    def attempts(self) -> int | None:
-        return None
-
     def active_requests(self, slot: str) -> int | None:
         return None
 
