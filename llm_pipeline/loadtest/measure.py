@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from typing import IO, Any, Literal, Self
-from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -30,18 +29,17 @@ from llm_pipeline.base.errors import ConfigError, ExitCode, PipelineError, Trans
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.plain_environment import plain_environment
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.loadtest.client.messages import Share, Target, shares
 from llm_pipeline.loadtest.outcome import ServerUse
 from llm_pipeline.loadtest.records import Fault, Records
 from llm_pipeline.loadtest.server_metrics import ServerSampler
 from llm_pipeline.loadtest.traffic import Traffic
 
-_REQUEST_SECONDS = 100e-6
-_CHUNK_SECONDS = 20e-6
+_REQUEST_SECONDS = 500e-6
+_CHUNK_SECONDS = 60e-6
 """Processor time per request, and per chunk of its answer; measured on an EPYC core."""
 
 _BUSY_SHARE = 0.4  # of a core: above it, a process sends late in bursts
-_USERS_A_PROCESS = 256
+_USERS_A_PROCESS = 64
 _LAG_QUANTILE = 0.99
 _log = get_logger(__name__)
 
@@ -79,7 +77,8 @@ class LoadClient:
     ) -> None:
         self._endpoint = endpoint
         self._count: int | None = None if processes == "auto" else processes
-        self._target = _target(endpoint, timeout_seconds)  # its headers never stand on a command line
+        self._timeout_seconds = timeout_seconds
+        self._greeting = endpoint, endpoint.headers(), timeout_seconds  # headers never stand on a command line
         self._processes: list[ClientProcess] = []
 
     def __enter__(self) -> Self:
@@ -109,7 +108,7 @@ class LoadClient:
         processes = self._count or processes_for(traffic)
         self._start(processes)
         with ServerSampler(self._endpoint) as sampler:
-            records = self._send(shares(traffic, processes))
+            records = self._send(traffic.dealt(processes))
         if traffic.arrivals is not None and (missing := len(traffic.requests) - len(records)):
             raise Transient(f"{missing} requests of the window have no record", where=self._endpoint.url)
         self._require_an_answer(records)
@@ -131,22 +130,22 @@ class LoadClient:
             self._processes.append(ClientProcess())
         new = self._processes[known:]
         for process in new:
-            process.say(self._target)
+            process.say(self._greeting)
         self._hear_all(new, _PREPARE_SECONDS)
 
-    def _send(self, dealt: Sequence[Share]) -> Records:
-        """Send a window, one share a process, all from the same moment on.
+    def _send(self, dealt: Sequence[tuple[range, Traffic]]) -> Records:
+        """Send a window, one part a process, all from the same moment on.
 
         If a process ends, the window is lost: a part of the requests would be a sample of its own.
         """
         processes = self._processes[: len(dealt)]
-        for process, share in zip(processes, dealt, strict=True):
-            process.say(share)
+        for process, part in zip(processes, dealt, strict=True):
+            process.say(part)
         self._hear_all(processes, _PREPARE_SECONDS)
         start = time.monotonic() + _LEAD_SECONDS
         for process in processes:
             process.say(start)
-        heard = self._hear_all(processes, _LEAD_SECONDS + dealt[0].duration_seconds + _GRACE_SECONDS)
+        heard = self._hear_all(processes, _LEAD_SECONDS + dealt[0][1].duration_seconds + _GRACE_SECONDS)
         details: dict[Fault, str] = {}
         for _, said in reversed(heard):
             details.update(said)
@@ -154,7 +153,7 @@ class LoadClient:
 
     def _hear_all(self, processes: Sequence[ClientProcess], seconds: float) -> list[Any]:
         """A message of each process, within so many seconds and those that a request may take."""
-        deadline = time.monotonic() + seconds + self._target.timeout_seconds
+        deadline = time.monotonic() + seconds + self._timeout_seconds
         pending: dict[Any, ClientProcess] = {process.connection: process for process in processes}
         heard: dict[int, Any] = {}
         while pending:
@@ -209,21 +208,6 @@ def rate_share(records: Records) -> float:
     return 1.0 if sent <= 0 else min(1.0, offered / sent)
 
 
-def _target(endpoint: Endpoint, timeout_seconds: float) -> Target:
-    url = urlsplit(endpoint.url)
-    tls = url.scheme == "https"
-    return Target(
-        host=url.hostname or "",
-        port=url.port or (443 if tls else 80),
-        path=url.path.rstrip("/"),
-        model=endpoint.openai_model,
-        tls=tls,
-        ca_file=endpoint.ca_file,
-        headers=endpoint.headers(),
-        timeout_seconds=timeout_seconds,
-    )
-
-
 _LEAD_SECONDS = 0.05  # from the word to all processes to the start of the window
 _PREPARE_SECONDS = 60.0
 _GRACE_SECONDS = 30.0
@@ -251,7 +235,7 @@ class ClientProcess:
         """Its pid."""
         return self._child.pid
 
-    def say(self, message: Target | Share | float) -> None:
+    def say(self, message: object) -> None:
         """Send it a message.
 
         Raises:
@@ -261,25 +245,20 @@ class ClientProcess:
         try:
             self.connection.send(message)
         except ConnectionError as error:
-            raise self.failure() from error
+            raise self._failure() from error
 
     def hear(self) -> Any:
-        """Its next message.
-
-        Raises:
-            ConfigError: It cannot run in this interpreter.
-            Transient: It has ended.
-        """
+        """Its next message; raises as `say`."""
         try:
             return self.connection.recv()
         except (EOFError, ConnectionError) as error:
-            raise self.failure() from error
+            raise self._failure() from error
 
-    def failure(self) -> PipelineError:
+    def _failure(self) -> PipelineError:
         """Why it ended, in words."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._child.wait(_STOP_SECONDS)  # its own exit code, if any, says what went wrong
-        self.stop()
+        self._kill()
         self._said.seek(0)
         said = self._said.read()[-_SHOWN_BYTES:].decode(errors="replace").strip()
         if self._child.returncode == ExitCode.BAD_INPUT:
@@ -290,13 +269,12 @@ class ClientProcess:
             hint=said or "killed, or out of memory? run the load test again",
         )
 
-    def stop(self) -> None:
-        """Kill the process at once: it holds nothing that must be saved."""
-        self._child.kill()
-        self._child.wait(_STOP_SECONDS)
-
     def close(self) -> None:
-        """End it and give back what it held here."""
-        self.stop()
+        """Kill it, which holds nothing that must be saved, and give back what it held here."""
+        self._kill()
         self.connection.close()
         self._said.close()
+
+    def _kill(self) -> None:
+        self._child.kill()
+        self._child.wait(_STOP_SECONDS)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import csv
 import gzip
-from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,88 +38,49 @@ class Fault(IntEnum):
         LEFT: The user left half-way, as planned; neither good nor bad.
     """
 
-    NONE = 0
-    CONNECTION = 1
-    TIMEOUT = 2
-    SHED = 3
-    REFUSED = 4
-    ERROR_IN_ANSWER = 5
-    CUT = 6
-    SHORT = 7
-    LONG = 8
-    EMPTY = 9
-    MALFORMED = 10
-    CANCELLED = 11
-    LEFT = 12
+    NONE = 0, "answered"
+    CONNECTION = 1, "no connection"
+    TIMEOUT = 2, "timed out"
+    SHED = 3, "shed"
+    REFUSED = 4, "refused"
+    ERROR_IN_ANSWER = 5, "error under HTTP 200"
+    CUT = 6, "stream cut"
+    SHORT = 7, "fewer tokens than asked"
+    LONG = 8, "more tokens than asked"
+    EMPTY = 9, "no text"
+    MALFORMED = 10, "not an answer"
+    CANCELLED = 11, "cancelled by the server"
+    LEFT = 12, "left by the user"
 
-    @property
-    def words(self) -> str:
-        """What it is, for a table."""
-        return _WORDS[self]
+    words: str
+    """What it is, for a table."""
+
+    def __new__(cls, number: int, words: str) -> Self:
+        """The fault of a number."""
+        fault = int.__new__(cls, number)
+        fault._value_, fault.words = number, words
+        return fault
 
 
-_WORDS = {
-    Fault.NONE: "answered",
-    Fault.CONNECTION: "no connection",
-    Fault.TIMEOUT: "timed out",
-    Fault.SHED: "shed",
-    Fault.REFUSED: "refused",
-    Fault.ERROR_IN_ANSWER: "error under HTTP 200",
-    Fault.CUT: "stream cut",
-    Fault.SHORT: "fewer tokens than asked",
-    Fault.LONG: "more tokens than asked",
-    Fault.EMPTY: "no text",
-    Fault.MALFORMED: "not an answer",
-    Fault.CANCELLED: "cancelled by the server",
-    Fault.LEFT: "left by the user",
+COLUMNS: Mapping[str, type[np.generic]] = {
+    "number": np.int64,  # its place in the traffic
+    "arrives_at": np.float64,  # scheduled arrival, from the start of the window
+    "lag_seconds": np.float64,  # how late we sent it
+    "first_token_seconds": np.float64,  # from the scheduled arrival to the first text; NaN without one
+    "last_token_seconds": np.float64,  # to the last text; NaN without one
+    "total_seconds": np.float64,  # to the last byte
+    "longest_gap_seconds": np.float64,  # longest silence between two chunks
+    "input_tokens": np.int32,  # as counted by the server; 0 when it does not say
+    "output_tokens": np.int32,  # as counted by the server
+    "asked_tokens": np.int32,  # `max_tokens`
+    "status": np.int16,  # of HTTP; 0 when there was no answer
+    "fault": np.uint8,  # what became of it
 }
+"""What is kept of a request.
 
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """One request and its outcome; times are seconds.
-
-    All latencies count from the scheduled arrival, not from the send: a request that had to wait because the server
-    (or we) stalled has waited for its user too. Timing from the send hides that ("coordinated omission", G. Tene).
-
-    Attributes:
-        number: Its place in the traffic.
-        arrives_at: Scheduled arrival, from the start of the window.
-        lag_seconds: How late we sent it.
-        first_token_seconds: From the scheduled arrival to the first text; NaN without one.
-        last_token_seconds: From the scheduled arrival to the last text; NaN without one.
-        total_seconds: From the scheduled arrival to the last byte.
-        longest_gap_seconds: Longest silence between two chunks.
-        input_tokens: As counted by the server; 0 when it does not say.
-        output_tokens: As counted by the server.
-        asked_tokens: `max_tokens`.
-        status: HTTP status; 0 when there was no answer.
-        fault: What became of it.
-    """
-
-    number: int
-    arrives_at: float
-    lag_seconds: float
-    first_token_seconds: float
-    last_token_seconds: float
-    total_seconds: float
-    longest_gap_seconds: float = 0.0
-    input_tokens: int = 0
-    output_tokens: int = 0
-    asked_tokens: int = 0
-    status: int = 0
-    fault: Fault = Fault.NONE
-
-
-COLUMNS = tuple(column.name for column in fields(Answered))
-_TYPES: dict[str, type[np.generic]] = {
-    "number": np.int64,
-    "input_tokens": np.int32,
-    "output_tokens": np.int32,
-    "asked_tokens": np.int32,
-    "status": np.int16,
-    "fault": np.uint8,
-}
+All latencies count from the scheduled arrival, not from the send: a request that had to wait because the server (or we)
+stalled has waited for its user too. Timing from the send hides that ("coordinated omission", G. Tene).
+"""
 
 
 @dataclass(frozen=True)
@@ -136,15 +97,9 @@ class Records:
     @classmethod
     def of_rows(cls, rows: NDArray[np.float64], details: dict[Fault, str] | None = None) -> Records:
         """Records of requests in any order, one number a column; shape [requests, columns]."""
-        ordered = rows[np.lexsort((rows[:, COLUMNS.index("number")], rows[:, COLUMNS.index("arrives_at")]))]
-        columns = {name: ordered[:, place].astype(column_type(name)) for place, name in enumerate(COLUMNS)}
-        return cls(columns, details or {})
-
-    @classmethod
-    def of(cls, answered: Iterable[Answered], details: dict[Fault, str] | None = None) -> Records:
-        """Records of single requests."""
-        rows = [[getattr(row, name) for name in COLUMNS] for row in answered]
-        return cls.of_rows(np.array(rows, np.float64).reshape(-1, len(COLUMNS)), details)
+        places = {name: place for place, name in enumerate(COLUMNS)}
+        ordered = rows[np.lexsort((rows[:, places["number"]], rows[:, places["arrives_at"]]))]
+        return cls({name: ordered[:, place].astype(COLUMNS[name]) for name, place in places.items()}, details or {})
 
     def __len__(self) -> int:
         return len(self.columns["number"])
@@ -183,22 +138,13 @@ class Records:
         return np.where(several, span / np.maximum(1, self["output_tokens"] - 1), np.nan)
 
 
-def column_type(name: str) -> type[np.generic]:
-    """The type of a column."""
-    return _TYPES.get(name, np.float64)
-
-
 def write_records(path: Path, records: Records) -> None:
     """Write records as gzipped CSV, the same bytes for the same records."""
     with path.open("wb") as raw, gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename="", compresslevel=4) as packed:
         packed.write((",".join(COLUMNS) + "\r\n").encode())
-        lists = [_written(records[name]) for name in COLUMNS]
+        lists = [np.round(records[name], 7).tolist() for name in COLUMNS]
         for row in zip(*lists, strict=True):
             packed.write((",".join(map(str, row)) + "\r\n").encode())
-
-
-def _written(column: NDArray[Any]) -> list[object]:
-    return list((np.round(column, 7) if column.dtype == np.float64 else column).tolist())
 
 
 def read_records(path: Path) -> Records:
@@ -211,18 +157,8 @@ def read_records(path: Path) -> Records:
         with gzip.open(path, "rt", encoding="ascii", newline="") as stream:
             reader = csv.reader(stream)
             head, rows = tuple(next(reader, ())), list(reader)
-        if head != COLUMNS:
+        if head != tuple(COLUMNS):
             raise IntegrityError(f"not the records of a load test: its columns are {', '.join(head)}", where=str(path))
         return Records.of_rows(np.array(rows, np.float64).reshape(-1, len(COLUMNS)))
     except (OSError, EOFError, ValueError, IndexError) as error:
         raise unless_io(error, IntegrityError(f"no readable load test: {error}", where=str(path))) from error
-
-
-def same_requests(first: Records, second: Records) -> tuple[Records, Records]:
-    """The requests of two windows of the same traffic that both answered, in the order of their numbers."""
-    first, second = first.where(first.answered), second.where(second.answered)
-    _, at_first, at_second = np.intersect1d(first["number"], second["number"], return_indices=True)
-    return tuple(  # type: ignore[return-value]
-        Records({name: column[places] for name, column in records.columns.items()})
-        for records, places in ((first, at_first), (second, at_second))
-    )

@@ -23,7 +23,7 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.loadtest.gate import void_reason
-from llm_pipeline.loadtest.records import Records, same_requests
+from llm_pipeline.loadtest.records import Records
 from llm_pipeline.statistics.intervals import bounds_of_mean, more_than
 
 if TYPE_CHECKING:
@@ -91,7 +91,8 @@ def compare(
             said = next(iter(second.details.values()), "no reason given")
             void.append(f"Production's version failed {lost} of {asked} requests: {said}")
         else:  # the figures are of requests that both answered: a failure must not make a server look fast
-            pairs.append(same_requests(first, second))
+            both = np.intersect1d(first["number"][first.answered], second["number"][second.answered])
+            pairs.append((first.where(np.isin(first["number"], both)), second.where(np.isin(second["number"], both))))
             requests, failed = requests + len(first.judged), failed + int(np.sum(~first.judged.answered))
             if len(pairs) == regression.rounds:
                 break

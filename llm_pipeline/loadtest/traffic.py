@@ -58,6 +58,24 @@ class Traffic:
         first, last = np.searchsorted(self.arrivals, (start, end)).tolist()
         return Traffic.open_loop(self.requests[first:last], self.arrivals[first:last] - start, end - start)
 
+    def dealt(self, processes: int) -> list[tuple[range, Traffic]]:
+        """Parts of a window, dealt out in turn, each with the places of its requests; no more parts than users."""
+        users, count = self.concurrency, len(self.requests)
+        if self.arrivals is None:
+            processes = min(processes, users)
+        return [
+            (
+                range(first, count, processes),
+                Traffic(
+                    requests=self.requests[first::processes],
+                    duration_seconds=self.duration_seconds,
+                    arrivals=None if self.arrivals is None else self.arrivals[first::processes],
+                    concurrency=len(range(first, users, processes)),
+                ),
+            )
+            for first in range(processes)
+        ]
+
     @property
     def offered_per_second(self) -> float | None:
         """Requests a second that the schedule asks for; None in a closed loop."""

@@ -1,6 +1,6 @@
 """A server of sockets and bytes that does what each prompt says: the misbehaviour of real ones, one request at a time.
 
-A prompt is words: `tokens` come each `pause` seconds apart (`pause=0.01`), and `cut`, `short`, `hang`... break the
+A prompt is words: tokens come each `pause` seconds apart (`pause=0.01`), and `break`, `refuse=503`, `hang`... spoil the
 answer. What came is kept in `seen`.
 """
 
@@ -118,15 +118,9 @@ class ScriptedServer:
         pieces += [
             framed(chunk(f"w{place} ", place, "length" if place == count else None)) for place in range(1, count + 1)
         ]
-        if "error" in said:
-            pieces[1:] = [framed(b'data: {"error": "the engine has died"}\n\n')]
-        if "short" in said:
-            pieces = [*pieces[: count - 2], framed(chunk("w", count - 1, "length"))]
-        if "cut" in said or "break" in said:
-            pieces = pieces[: count - 1]
         head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
         if "break" in said:
-            writer.write(head + b"".join(pieces))
+            writer.write(head + b"".join(pieces[: count - 1]))
             writer.close()
             return
         whole = [head, *pieces, framed(b"data: [DONE]\n\n"), b"0\r\n\r\n"]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from load_windows import answered, window
+from load_windows import Row, answered, records, window
 
 from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel
@@ -15,7 +14,7 @@ from llm_pipeline.loadtest.gate import judge_windows
 from llm_pipeline.loadtest.measure import MeasuredWindow
 from llm_pipeline.loadtest.outcome import ServerUse
 from llm_pipeline.loadtest.physics import FloorTimes, PhysicalLimits
-from llm_pipeline.loadtest.records import Answered, Fault, Records
+from llm_pipeline.loadtest.records import Fault
 
 POLICY = LoadTestPolicy(service_level=ServiceLevel(first_token_milliseconds=500, end_to_end_milliseconds=2000))
 TOLERANT = POLICY.model_copy(update={"maximum_error_fraction": 0.01})
@@ -81,13 +80,13 @@ def test_one_answer_faster_than_the_hardware_allows_is_anomalous(name: str):
 
 
 def test_more_tokens_a_second_than_the_hardware_computes_are_anomalous():
-    crowd = Records.of(answered(k, arrives_at=k / 400) for k in range(400))  # 8 tokens each, in 1.1 s
+    crowd = records(answered(k, arrives_at=k / 400) for k in range(400))  # 8 tokens each, in 1.1 s
     assert judge_windows([crowd], POLICY, physics=PHYSICS).verdict is Verdict.ANOMALOUS
     twice = PHYSICS.model_copy(update={"tokens_per_second": 4000.0})
     assert judge_windows(4 * [crowd], POLICY, physics=twice).verdict is Verdict.GO
 
 
-def alone(random: np.random.Generator, requests: int = 40, slowed: float = 1.0) -> list[Answered]:
+def alone(random: np.random.Generator, requests: int = 40, slowed: float = 1.0) -> list[Row]:
     """10 ms, 0.05 ms for each token of the prompt and 2 ms for each of the answer; some are disturbed."""
     rows = []
     for number in range(requests):
@@ -109,15 +108,15 @@ def alone(random: np.random.Generator, requests: int = 40, slowed: float = 1.0) 
 
 
 def test_the_floor_is_what_an_answer_took_alone():
-    floor = FloorTimes.of(Records.of(alone(np.random.default_rng(1))))
-    told = floor.seconds(Records.of([answered(0, input_tokens=100, output_tokens=20, asked_tokens=20)]))[0]
+    floor = FloorTimes.of(records(alone(np.random.default_rng(1))))
+    told = floor.seconds(records([answered(0, input_tokens=100, output_tokens=20, asked_tokens=20)]))[0]
     assert told == pytest.approx(0.01 + 0.005 + 0.04, rel=0.1)
 
 
 def test_lengths_that_were_not_seen_alone_are_not_extrapolated():
-    floor = FloorTimes.of(Records.of(alone(np.random.default_rng(1))))
+    floor = FloorTimes.of(records(alone(np.random.default_rng(1))))
     longest, longer, shortest, shorter = floor.seconds(
-        Records.of(answered(k, input_tokens=50, output_tokens=n) for k, n in enumerate((32, 4000, 4, 1)))
+        records(answered(k, input_tokens=50, output_tokens=n) for k, n in enumerate((32, 4000, 4, 1)))
     )
     assert longer == longest
     assert shorter <= shortest / 4 * 1.001
@@ -125,26 +124,27 @@ def test_lengths_that_were_not_seen_alone_are_not_extrapolated():
 
 def test_a_server_that_is_as_fast_under_load_as_alone_passes_on_a_host_that_is_twice_as_fast_now():
     random = np.random.default_rng(2)
-    floor = FloorTimes.of(Records.of(alone(random)))
+    floor = FloorTimes.of(records(alone(random)))
     for slowed in (1.0, 0.5, 5.0):
-        given = Records.of(alone(random, 400, slowed))
+        given = records(alone(random, 400, slowed))
         assert judge_windows(4 * [given], POLICY, floor=floor).verdict is Verdict.GO, slowed
 
 
 def test_a_server_that_keeps_answers_is_anomalous():
     random = np.random.default_rng(2)
-    floor, rows = FloorTimes.of(Records.of(alone(random))), alone(random, 400)
+    floor, rows = FloorTimes.of(records(alone(random))), alone(random, 400)
     kept = [
-        replace(row, first_token_seconds=0.003, last_token_seconds=0.0031, total_seconds=0.0032) for row in rows[::20]
+        row | {"first_token_seconds": 0.003, "last_token_seconds": 0.0031, "total_seconds": 0.0032}
+        for row in rows[::20]
     ]
-    mixed = Records.of([row for row in rows if row.number % 20] + kept)
+    mixed = records([row for row in rows if row["number"] % 20] + kept)
     judgement = judge_windows([mixed], POLICY, floor=floor)
     assert judgement.verdict is Verdict.ANOMALOUS
     assert "20 answers came in less than a third" in judgement.summary
 
 
 def test_too_few_answers_alone_are_no_floor():
-    floor = FloorTimes.of(Records.of(alone(np.random.default_rng(1), 9)))
+    floor = FloorTimes.of(records(alone(np.random.default_rng(1), 9)))
     assert not floor.known
     assert judge_windows(4 * [window(300)], POLICY, floor=floor).verdict is Verdict.GO
 

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from load_windows import answered, window
+from load_windows import answered, records, window
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict
@@ -111,7 +111,7 @@ def test_a_void_window_is_left_out_and_too_few_that_count_decide_nothing():
     late = window(0, 100, **LATE)
     assert "p99 of 500 ms, and 50 ms are allowed" in void_reason(late, POLICY)
     assert void_reason(window(200), POLICY) == ""
-    behind = Records.of(
+    behind = records(
         answered(k, lag_seconds=k * 0.0012, first_token_seconds=0.9, total_seconds=0.95) for k in range(200)
     )
     assert "could not keep up" in void_reason(behind, POLICY)
@@ -128,7 +128,7 @@ def test_each_limit_is_told_beside_all_together():
     rows = [
         answered(k, **(SLOW if k % 20 == 0 else {"total_seconds": 0.6} if k % 20 == 10 else {})) for k in range(400)
     ]
-    judgement = judge_windows(5 * [Records.of(rows)], POLICY)
+    judgement = judge_windows(5 * [records(rows)], POLICY)
     assert judgement.verdict is Verdict.NO_GO
     assert fact(judgement, "service level met").measured == pytest.approx(0.90)
     assert fact(judgement, "first token in time").measured == pytest.approx(0.95)
@@ -140,7 +140,7 @@ def test_limits_for_themselves_are_attained_each():
     policy = EACH.model_copy(update={"attainment": 0.94})
     slow_tokens = {"last_token_seconds": 0.3, "total_seconds": 0.31}
     rows = [answered(k, **(SLOW if k % 25 == 0 else slow_tokens if k % 25 == 12 else {})) for k in range(500)]
-    given = Records.of(rows)
+    given = records(rows)
     together = policy.model_copy(update={"service_level": policy.service_level.model_copy(update={"together": True})})
     assert judge_windows(6 * [given], policy).verdict is Verdict.GO
     assert judge_windows(6 * [given], together).verdict is Verdict.NO_GO
@@ -149,7 +149,7 @@ def test_limits_for_themselves_are_attained_each():
 
 
 def test_a_limit_that_no_request_could_be_measured_on_never_passes():
-    one_token = Records.of(answered(k, output_tokens=1, asked_tokens=1) for k in range(200))
+    one_token = records(answered(k, output_tokens=1, asked_tokens=1) for k in range(200))
     judgement = judge_windows(4 * [one_token], EACH)
     assert judgement.verdict is Verdict.INCONCLUSIVE
     assert "No request could be measured" in fact(judgement, "tokens in time").detail
@@ -167,7 +167,7 @@ def test_errors_are_told_by_kind_and_the_first_one_is_quoted():
     rows = [answered(k) for k in range(300)]
     rows[5] = answered(5, **{**FAILED, "fault": Fault.CUT})
     rows[9:12] = [answered(k, **FAILED) for k in range(9, 12)]
-    given = Records.of(rows, details={Fault.SHED: "HTTP 503: queue is full", Fault.CUT: "no last chunk"})
+    given = records(rows, details={Fault.SHED: "HTTP 503: queue is full", Fault.CUT: "no last chunk"})
     judgement = judge_windows([given, *missing(0, 0, 0, of=300)], POLICY)
     assert fact(judgement, "failed requests").detail == ("3 shed, 1 stream cut; the first: HTTP 503: queue is full")
     assert "queue is full" in judgement.summary

@@ -5,10 +5,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from load_windows import Row, answered, records
 
 from llm_pipeline.base.verdict import Verdict, worst
 from llm_pipeline.config.policy import LoadTestPolicy, Regression, ServiceLevel
-from llm_pipeline.loadtest.records import Answered, Fault, Records
+from llm_pipeline.loadtest.records import Fault
 from llm_pipeline.loadtest.regression import MEASURES, compare
 from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
 
@@ -40,15 +41,16 @@ class Server:
         self.host.sent.append((self.name, traffic.requests))
         lag = next(self.lags, 0.0)
         rows = [self.answer(number, request, factor, lag, draws) for number, request in enumerate(traffic.requests)]
-        return SimpleNamespace(records=Records.of(rows), window_seconds=traffic.duration_seconds)
+        return SimpleNamespace(records=records(rows), window_seconds=traffic.duration_seconds)
 
-    def answer(self, number: int, request: LoadRequest, factor: float, lag: float, draws) -> Answered:
+    def answer(self, number: int, request: LoadRequest, factor: float, lag: float, draws) -> Row:
         first = 0.04 * factor * float(np.exp(0.3 * draws.standard_normal()))
         tokens = request.maximum_tokens
         last = first + 0.005 * factor * tokens
         fault = Fault.SHED if draws.random() < self.failing else Fault.NONE
-        return Answered(
-            number, number / 20, lag, first, last, last, output_tokens=tokens, asked_tokens=tokens, fault=fault
+        return answered(
+            number, lag_seconds=lag, first_token_seconds=first, last_token_seconds=last, total_seconds=last,
+            output_tokens=tokens, asked_tokens=tokens, fault=fault,
         )  # fmt: skip
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.loadtest import server_metrics
-from llm_pipeline.loadtest.server_metrics import Increases, Samples, ServerSampler
+from llm_pipeline.loadtest.outcome import ServerUse
+from llm_pipeline.loadtest.server_metrics import ServerSampler, increase, server_use
 from llm_pipeline.serving.metrics_page import parse_metrics
 
 
@@ -29,15 +30,12 @@ llm_input_tokens_total {10 * tokens}
 """
 
 
-def samples(*texts: str) -> Samples:
-    taken = Samples()
-    for text in texts:
-        taken.add_page(parse_metrics(text))
-    return taken
+def used(*texts: str, **how: bool) -> ServerUse:
+    return server_use([parse_metrics(text) for text in texts], **how)
 
 
 def test_counters_are_counted_over_the_window_and_gauges_at_their_most():
-    use = samples(page(1000, 10, 100), page(2000, 15, 150, active=9), page(5000, 20, 300, active=1)).use()
+    use = used(page(1000, 10, 100), page(2000, 15, 150, active=9), page(5000, 20, 300, active=1))
     assert use.queue_milliseconds == pytest.approx((4000 + 2000) / 10 / 1e3)
     assert (use.output_tokens, use.input_tokens) == (200, 2000)
     assert (use.active_requests, use.kv_cache_fraction) == (9, 0.25)
@@ -47,23 +45,23 @@ def test_counters_are_counted_over_the_window_and_gauges_at_their_most():
 
 
 def test_a_server_that_began_again_counts_from_zero():
-    use = samples(page(9000, 90, 900), page(9100, 91, 910), page(50, 1, 5), page(150, 2, 15)).use()
+    use = used(page(9000, 90, 900), page(9100, 91, 910), page(50, 1, 5), page(150, 2, 15))
     assert use.output_tokens == 10 + 15
     assert use.queue_milliseconds == pytest.approx(1.5 * (100 + 150) / (1 + 2) / 1e3)
 
 
 def test_counters_of_a_server_that_cannot_be_read_at_the_end_are_not_told():
-    taken = samples("llm_tokens_total 10\nllm_active_requests 3\n", "llm_tokens_total 25\nllm_active_requests 4\n")
-    assert taken.use().output_tokens == 15
-    taken.read_last = False
-    assert (taken.use().output_tokens, taken.use().active_requests) == (None, 4)
+    texts = "llm_tokens_total 10\nllm_active_requests 3\n", "llm_tokens_total 25\nllm_active_requests 4\n"
+    assert used(*texts).output_tokens == 15
+    dead = used(*texts, read_last=False)
+    assert (dead.output_tokens, dead.active_requests) == (None, 4)
 
 
 def test_what_the_server_does_not_tell_is_none():
-    use = samples("").use()
+    use = used("")
     assert use.samples == 1
     assert {value for name, value in use if name != "samples"} == {None}
-    assert samples(page(10, 5, 1), page(10, 5, 1)).use().queue_milliseconds is None, "it served nothing"
+    assert used(page(10, 5, 1), page(10, 5, 1)).queue_milliseconds is None, "it served nothing"
 
 
 @pytest.mark.parametrize(
@@ -76,9 +74,9 @@ def test_what_the_server_does_not_tell_is_none():
     ids=["our model", "vllm serve"],
 )
 def test_speculation_is_told_as_tokens_a_step_and_none_where_nothing_was_guessed(text):
-    assert samples(text.format(100, 50), text.format(300, 550)).use().acceptance_length == 1 + 500 / 200
-    assert samples(text.format(100, 50), text.format(300, 50)).use().acceptance_length == 1
-    assert samples(text.format(100, 50), text.format(100, 50)).use().acceptance_length is None
+    assert used(text.format(100, 50), text.format(300, 550)).acceptance_length == 1 + 500 / 200
+    assert used(text.format(100, 50), text.format(300, 50)).acceptance_length == 1
+    assert used(text.format(100, 50), text.format(100, 50)).acceptance_length is None
 
 
 def test_tensorrt_llm_has_names_of_its_own():
@@ -88,7 +86,7 @@ def test_tensorrt_llm_has_names_of_its_own():
         'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction",model="llm",version="1"} 0.4875\n'
         'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="used",model="llm",version="1"} 2000\n'
     )
-    use = samples(text).use()
+    use = used(text)
     assert (use.active_requests, use.kv_cache_fraction) == (7, 0.4875)
 
 
@@ -101,7 +99,7 @@ def test_labels_may_hold_anything_and_lines_that_are_no_samples_are_left_out():
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "1e999"])
 def test_values_that_are_not_finite_say_nothing_and_break_nothing(value: str):
     text = f"llm_tokens_total {value}\nllm_active_requests {value}\nllm_kv_cache_usage {value}\n"
-    use = samples(text, text).use()
+    use = used(text, text)
     assert (use.output_tokens, use.active_requests, use.kv_cache_fraction) == (None, None, None)
     assert use.samples == 2
 
@@ -113,15 +111,13 @@ def test_a_sum_that_is_not_finite_says_nothing_either():
         )
         for value in ("0", "1e308")
     )
-    use = samples(first, second).use()
+    use = used(first, second)
     assert (use.output_tokens, use.active_requests) == (0, 0)
 
 
 def test_a_counter_that_appears_within_the_window_counts_from_zero():
-    increases = Increases()
-    increases.add(parse_metrics("a 5"))
-    increases.add(parse_metrics("a 7\nb 3"))
-    assert (increases.total("a"), increases.total("b"), increases.total("c")) == (2.0, 3.0, None)
+    pages = [parse_metrics("a 5"), parse_metrics("a 7\nb 3")]
+    assert [increase(pages, name) for name in "abc"] == [2.0, 3.0, None]
 
 
 class Handler(http.server.BaseHTTPRequestHandler):

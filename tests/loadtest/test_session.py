@@ -6,14 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from load_windows import answered
+from load_windows import answered, records
 
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import LoadTestPolicy, RateSearch, ServiceLevel
 from llm_pipeline.config.workload import Workload
 from llm_pipeline.loadtest.measure import MeasuredWindow
 from llm_pipeline.loadtest.outcome import LoadTestOutcome, deciding_windows
-from llm_pipeline.loadtest.records import Records
 from llm_pipeline.loadtest.session import run_session
 from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
 from llm_pipeline.loadtest.windows import Windows
@@ -62,7 +61,7 @@ class Client:
             answered(k, arrives_at=at, lag_seconds=lag, first_token_seconds=t, last_token_seconds=t, total_seconds=t)
             for k, (at, t) in enumerate(zip(arrivals.tolist(), (lag + first).tolist(), strict=True))
         ]
-        return MeasuredWindow(Records.of(rows), traffic.duration_seconds)
+        return MeasuredWindow(records(rows), traffic.duration_seconds)
 
 
 def load_tested(client: Client, policy: LoadTestPolicy = POLICY) -> LoadTestOutcome:

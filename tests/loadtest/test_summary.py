@@ -1,7 +1,6 @@
 """One window in figures."""
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +9,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from load_sample import POLICY, measured_window
+from load_windows import Row, answered, records
 
 from llm_pipeline.loadtest.measure import MeasuredWindow
 from llm_pipeline.loadtest.outcome import ServerUse, WindowSummary
-from llm_pipeline.loadtest.records import Answered, Fault, Records
+from llm_pipeline.loadtest.records import Fault
 from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
 from llm_pipeline.loadtest.windows import longest_wait, summarize_window
 
@@ -23,18 +23,10 @@ def summary(*, rate: float = 20.0, seconds: float = 15.0, broken: int = 6, seed:
     return summarize_window("target", "target", seed, traffic, measured, POLICY)
 
 
-def of_rows(rows: list[Answered]) -> WindowSummary:
+def of_rows(*rows: Row) -> WindowSummary:
     traffic = Traffic.closed_loop([LoadRequest("p", 8)], 1, 10.0)
-    measured = MeasuredWindow(Records.of(rows), 10.0, ServerUse())
+    measured = MeasuredWindow(records(rows), 10.0, ServerUse())
     return summarize_window("floor", "floor", 0, traffic, measured, POLICY)
-
-
-def answered(number: int, **changes: object) -> Answered:
-    row = Answered(
-        number=number, arrives_at=number / 2, lag_seconds=0.0, first_token_seconds=0.1, last_token_seconds=0.3,
-        total_seconds=0.31, longest_gap_seconds=0.05, output_tokens=11, asked_tokens=11, status=200,
-    )  # fmt: skip
-    return replace(row, **changes)
 
 
 def test_failed_requests_are_counted_by_kind_and_kept_out_of_the_percentiles():
@@ -47,13 +39,13 @@ def test_failed_requests_are_counted_by_kind_and_kept_out_of_the_percentiles():
 def test_a_request_is_good_within_every_limit_and_only_then():
     slow = {"first_token_seconds": 0.251, "last_token_seconds": 0.4}
     late = {"total_seconds": 1.501}
-    result = of_rows([answered(0), answered(1, **slow), answered(2, **late), answered(3, fault=Fault.SHED)])
+    result = of_rows(answered(0), answered(1, **slow), answered(2, **late), answered(3, fault=Fault.SHED))
     assert result.good_fraction == 0.25
     assert result.failed == 1
 
 
 def test_users_who_left_as_planned_are_neither_good_nor_bad():
-    result = of_rows([answered(0), answered(1, fault=Fault.LEFT)])
+    result = of_rows(answered(0), answered(1, fault=Fault.LEFT))
     assert (result.requests, result.failed, result.good_fraction, result.faults) == (1, 0, 1.0, {})
 
 

@@ -28,6 +28,7 @@ _MOST_TOKENS = 2_000_000_000  # records hold no larger number
 _KEPT_BYTES = 1 << 16  # of the body of a refusal
 _FIELDS = (b":", b"event:", b"id:", b"retry:")  # of a stream of events, beside "data:"
 _LONGEST_PIECE_BYTES = 1 << 22  # of one chunk, or of a whole answer: far above any generation
+_SHED_STATUSES = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 _decode = json.JSONDecoder().decode
 _FAULTS: Mapping[Flaw, Fault] = {
     "cut": Fault.CUT,
@@ -43,54 +44,39 @@ class Answer:
     """One request and its answer so far; all moments are CLOCK_MONOTONIC seconds.
 
     Attributes:
-        number: The request's place in the traffic.
         request: What is asked.
-        arrives_at: When it was to be sent, from the start of the window.
-        scheduled_at: The same as a moment.
-        sent_at: When it was, or when a connection for it was begun.
-        ended_at: When its last byte came, or it was given up; 0 while it is under way.
         status: HTTP status; 0 before the answer begins.
         fault: What became of it, once it has ended.
-        detail: What the failure said, cut to 300 characters.
+        detail: What the failure said, cut to what `serving.completions` keeps.
         first_text_at: First chunk with text; NaN without one.
         last_text_at: Last chunk with text; NaN without one.
         longest_gap: Longest silence between two chunks, in seconds.
-        retried: It was sent a second time, because the reused connection was closed before any answer.
     """
 
-    def __init__(
-        self,
-        number: int,
-        request: LoadRequest,
-        arrives_at: float,
-        start: float,
-        sent_at: float,
-        *,
-        model: str | None = None,
-    ) -> None:
-        self.number, self.request, self.arrives_at = number, request, arrives_at
-        self.scheduled_at, self.sent_at = start + arrives_at, sent_at
-        self.ended_at, self.first_text_at, self.last_text_at = 0.0, nan, nan
+    def __init__(self, request: LoadRequest, model: str | None = None) -> None:
+        self.request = request
         self.status, self.input_tokens, self.output_tokens = 0, 0, 0
-        self.fault, self.detail, self.retried = Fault.NONE, "", False
-        self.longest_gap = 0.0
+        self.fault, self.detail = Fault.NONE, ""
+        self.first_text_at, self.last_text_at, self.longest_gap = nan, nan, 0.0
         self._previous_at, self._reader = 0.0, CompletionReader(model, stream=True)
         self._pending = self._stray = b""
         self._finish_reason = self._error = self._malformed = ""
 
     def take(self, body: bytes, now: float) -> None:
-        """Take the next bytes of the body, at any boundary."""
+        """Take the next bytes of the body, at any boundary; once there is a fault, no more are wanted."""
         if self._pending:
             body = self._pending + body
         if self.status != HTTPStatus.OK:
             self._pending = body[:_KEPT_BYTES]
             return
         *lines, self._pending = body.split(b"\n")
-        if len(self._pending) > _LONGEST_PIECE_BYTES:
-            self._pending = b""
-            self.end(now, Fault.MALFORMED, f"more than {_LONGEST_PIECE_BYTES} bytes without an end")
         for line in lines:
             self._take_line(line, now)
+        ended = self._finish_reason or self._error or self._malformed
+        if len(self._pending) > _LONGEST_PIECE_BYTES:
+            self.end(Fault.MALFORMED, f"more than {_LONGEST_PIECE_BYTES} bytes without an end")
+        elif 0 < self.request.cancel_after_tokens <= self.output_tokens and not ended:
+            self.end(Fault.LEFT, "")  # as planned; an answer that is already whole or wrong is read to its end
 
     def _take_line(self, line: bytes, now: float) -> None:
         """A line of a stream: a chunk, or other text, which may say why there is no answer."""
@@ -99,22 +85,14 @@ class Answer:
         elif line.strip() and not line.startswith(_FIELDS) and len(self._stray) < KEPT_CHARACTERS:
             self._stray += line.strip() + b" "
 
-    @property
-    def user_leaves(self) -> bool:
-        """Whether the user goes away now, as planned: an answer that is already whole or wrong is read to its end."""
-        planned = self.request.cancel_after_tokens
-        ended = self._finish_reason or self._error or self._malformed
-        return 0 < planned <= self.output_tokens and not ended
-
-    def end(self, now: float, fault: Fault, detail: str) -> None:
+    def end(self, fault: Fault, detail: str) -> None:
         """Nothing more will come."""
-        self.ended_at, self.fault, self.detail = now, fault, detail[:KEPT_CHARACTERS]
-        self._pending = b""
+        self.fault, self.detail, self._pending = fault, detail[:KEPT_CHARACTERS], b""
 
     def break_off(self, now: float, detail: str) -> None:
         """The connection was lost. The answer may still be whole, if the connection's end marks its end."""
         if not self.status:
-            self.end(now, Fault.CONNECTION, detail)
+            self.end(Fault.CONNECTION, detail)
             return
         incomplete = b"data:".startswith(self._pending[:5]) and not _is_json(self._pending.removeprefix(b"data:"))
         if self.status == HTTPStatus.OK and incomplete:
@@ -122,14 +100,17 @@ class Answer:
         self.complete(now)
 
     def complete(self, now: float) -> None:
-        """The body has ended: judge it."""
+        """The body has ended: judge it, unless it has a fault already."""
+        if self.fault:
+            return
         if self.status != HTTPStatus.OK:
-            self.end(now, *judge_refusal(self.status, self._pending))
+            fault = Fault.SHED if self.status in _SHED_STATUSES else Fault.REFUSED
+            self.end(fault, f"HTTP {self.status}: {refusal_text(self._pending)}")
             return
         self._take_line(self._pending, now)
         if self._stray and not self._finish_reason and not self._previous_at:
             self._take_chunk(self._stray.strip(), now)  # no stream at all: an error in JSON, or a page of a proxy
-        self.end(now, *self._judge())
+        self.end(*self._judge())
 
     def _take_chunk(self, raw: bytes, now: float) -> None:
         try:
@@ -183,12 +164,3 @@ def _is_json(body: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
-
-
-_SHED_STATUSES = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
-
-
-def judge_refusal(status: int, body: bytes) -> tuple[Fault, str]:
-    """An answer of another status than 200."""
-    fault = Fault.SHED if status in _SHED_STATUSES else Fault.REFUSED
-    return fault, f"HTTP {status}: {refusal_text(body)}"

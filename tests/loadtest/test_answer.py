@@ -1,12 +1,18 @@
+"""One answer, byte by byte: what it is judged to be, and what is handed back of it."""
+
 import json
 import math
+from multiprocessing import Pipe
 
+import numpy as np
 import pytest
 
 from llm_pipeline.loadtest.client.answer import Answer
-from llm_pipeline.loadtest.client.messages import Target
+from llm_pipeline.loadtest.client.serving import hand_back
 from llm_pipeline.loadtest.records import Fault
 from llm_pipeline.loadtest.traffic import LoadRequest
+
+SECRET = "5esame-0pen"
 
 
 def event(text: object, so_far: int, reason: str | None = None) -> bytes:
@@ -19,7 +25,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 def answer_to(maximum_tokens: int = 3, **asked: object) -> Answer:
-    answer = Answer(0, LoadRequest("p", maximum_tokens, **asked), arrives_at=1.0, start=100.0, sent_at=101.0)
+    answer = Answer(LoadRequest("p", maximum_tokens, **asked))
     answer.status = 200
     return answer
 
@@ -59,16 +65,10 @@ def test_the_first_token_is_the_first_chunk_with_text():
     assert answer.longest_gap == 1.0, "a chunk that brings nothing neither begins nor ends a silence"
 
 
-def test_tokens_are_those_that_the_server_counts():
+def test_tokens_are_those_that_the_server_counts_and_the_prompts_are_counted_once():
     answer = answer_to(5)
     assert judged(answer, event("two words", 2), event("", 2), event("!", 5, "stop"), DONE) is Fault.NONE
-    assert answer.output_tokens == 5
-
-
-def test_the_tokens_of_the_prompt_are_counted_once_however_often_they_are_told():
-    answer = answer_to(2)
-    judged(answer, event("a", 1), event("b", 2, "length"), DONE)
-    assert answer.input_tokens == 7
+    assert (answer.output_tokens, answer.input_tokens) == (5, 7)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +88,10 @@ def test_the_tokens_of_the_prompt_are_counted_once_however_often_they_are_told()
         ([*WHOLE, WHOLE[0]], Fault.MALFORMED, "not an answer"),
         ([b"data: \xff\n\n"], Fault.MALFORMED, "not an answer"),
         ([b'data: {"text": "a"}\n\n'], Fault.MALFORMED, "not an answer"),
+        ([event(["a"], 3, "length")], Fault.MALFORMED, "not an answer"),
+        ([b"data: " + b"[" * 200_000 + b"\n\n"], Fault.MALFORMED, "not an answer"),
+        ([b"x" * 65536] * 80, Fault.MALFORMED, "bytes without an end"),
+        ([event("a", 10**9), event("b", 2 * 10**9, "length"), DONE], Fault.LONG, "2000000000 tokens"),
     ],
 )
 def test_every_rule_has_its_kind_of_fault(bodies: list[bytes], fault: Fault, said: str):
@@ -126,30 +130,21 @@ def test_a_chunk_with_the_usage_alone_ends_no_silence():
     assert answer.longest_gap == 1.0
 
 
-@pytest.mark.parametrize("text", [["a"], 5])
-def test_what_is_no_text_is_malformed(text: object):
-    assert judged(answer_to(), event(text, 3, "length")) is Fault.MALFORMED
-
-
 @pytest.mark.parametrize(
-    ("status", "fault"), [(429, Fault.SHED), (503, Fault.SHED), (400, Fault.REFUSED), (500, Fault.REFUSED)]
+    ("status", "body", "fault", "said"),
+    [
+        *((status, b'{"error": "no place"}', Fault.SHED, "no place") for status in (429, 503)),
+        *((status, b'{"error": "no place"}', Fault.REFUSED, "no place") for status in (400, 500)),
+        (400, b'data: {"error": "too long"}\n\n', Fault.REFUSED, "too long"),
+        (400, b"<html>", Fault.REFUSED, "<html>"),
+        (400, b"", Fault.REFUSED, "no reason given"),
+    ],
 )
-def test_another_status_is_a_refusal_whose_reason_is_kept(status: int, fault: Fault):
+def test_another_status_is_a_refusal_whose_reason_is_kept(status: int, body: bytes, fault: Fault, said: str):
     answer = answer_to()
     answer.status = status
-    assert judged(answer, b'{"error": "no ', b'place"}') is fault
-    assert answer.detail == f"HTTP {status}: no place"
-
-
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [(b'data: {"error": "too long"}\n\n', "too long"), (b"<html>", "<html>"), (b"", "no reason given")],
-)
-def test_a_refusal_may_be_an_event_or_no_json_at_all(body: bytes, said: str):
-    answer = answer_to()
-    answer.status = 400
-    assert judged(answer, body) is Fault.REFUSED
-    assert answer.detail == f"HTTP 400: {said}"
+    assert judged(answer, body[:5], body[5:]) is fault
+    assert answer.detail == f"HTTP {status}: {said}"
 
 
 def test_a_connection_that_breaks_before_within_and_after_the_answer():
@@ -167,38 +162,29 @@ def test_a_connection_that_breaks_before_within_and_after_the_answer():
 def test_the_user_leaves_after_so_many_tokens_but_not_an_answer_that_has_ended():
     leaving = answer_to(cancel_after_tokens=2)
     leaving.take(WHOLE[0], 102.0)
-    assert not leaving.user_leaves
+    assert leaving.fault is Fault.NONE
     leaving.take(WHOLE[1], 103.0)
-    assert leaving.user_leaves
-    leaving.take(WHOLE[2], 104.0)
-    assert not leaving.user_leaves, "it is whole"
-    assert not answer_to().user_leaves
-
-
-def test_a_detail_is_cut():
-    answer = answer_to()
-    judged(answer, b'data: {"error": "' + b"x" * 5000 + b'"}\n\n')
-    assert len(answer.detail) < 5000
+    leaving.complete(104.0)
+    assert leaving.fault is Fault.LEFT
+    assert judged(answer_to(cancel_after_tokens=3), *WHOLE) is Fault.NONE, "it is whole"
 
 
 def test_an_answer_without_text_has_no_first_token():
     assert math.isnan(answer_to().first_text_at)
 
 
-def test_the_head_of_a_request_names_the_host_and_carries_the_headers_which_no_text_shows():
-    target = Target("::1", 8000, "/a", headers={"X-Key": "s3cret"})
-    assert target.head().startswith(b"POST /a/v1/completions HTTP/1.1\r\nHost: [::1]:8000\r\n")
-    assert b"\r\nX-Key: s3cret\r\n" in target.head()
-    assert "s3cret" not in repr(target)
-
-
-def test_an_answer_without_an_end_is_malformed_once_it_is_too_long():
-    answer = answer_to()
-    for _ in range(80):
-        answer.take(b"x" * 65536, 102.0)
-    assert answer.fault is Fault.MALFORMED
-    assert answer.ended_at == 102.0
-
-
-def test_deeply_nested_json_is_malformed():
-    assert judged(answer_to(), b"data: " + b"[" * 200_000 + b"\n\n") is Fault.MALFORMED
+@pytest.mark.parametrize("status", [200, 503])
+@pytest.mark.parametrize("before", range(255, 300, 6))
+def test_no_part_of_a_key_is_handed_back_wherever_the_reason_is_cut(status: int, before: int) -> None:
+    said, details = "x" * before + SECRET + "y" * 5000, {}
+    for body in (f"data: {json.dumps({'error': said})}\n\n", f"data: {said}\n\n", f"{said}\n\n"):
+        answer = answer_to()
+        answer.status = status
+        details[judged(answer, body.encode())] = answer.detail
+    assert all(len(detail) < 5000 for detail in details.values())
+    parent, client = Pipe()
+    with parent, client:
+        hand_back(client, np.zeros((0, 12)), details, [SECRET])
+        _, told = parent.recv()
+    assert told.keys() == details.keys()
+    assert all("5es" not in detail and len(detail) <= 300 for detail in told.values())
