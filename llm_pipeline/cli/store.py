@@ -71,14 +71,14 @@ def add_commands(commands: Commands) -> None:
 
 
 def _ls(options: argparse.Namespace) -> int:
-    from llm_pipeline.inspection.listing import LISTINGS, is_damaged
+    from llm_pipeline.inspection.listing import LISTINGS, is_damaged, table
 
-    (_, store), listing = opened(options), LISTINGS[options.what]
-    rows = listing.rows(store)
+    _, store = opened(options)
+    rows = LISTINGS[options.what](store)
     if options.json:
         write_json([row.model_dump(mode="json") for row in rows])
     else:
-        write_lines(listing.table(rows) if rows else [f"no {options.what}"])
+        write_lines(table(rows) if rows else [f"no {options.what}"])
     return ExitCode.INFRASTRUCTURE if any(map(is_damaged, rows)) else ExitCode.GO
 
 

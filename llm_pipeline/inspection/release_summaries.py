@@ -17,10 +17,12 @@ from pydantic import Field, ValidationError
 
 from llm_pipeline.base.errors import ConfigError, IntegrityError
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.inspection.listing import ReleaseRow, release_row
+from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.inspection.release_artifacts import DamagedRow, results_in_order
+from llm_pipeline.inspection.table import readable_time
+from llm_pipeline.release.candidate import is_trial
 from llm_pipeline.release.contract import StageResult
-from llm_pipeline.release.decision import read_decisions
+from llm_pipeline.release.decision import Decision, read_decisions, refusal
 from llm_pipeline.release.execute import summary_name
 from llm_pipeline.release.flow import clears_up
 from llm_pipeline.release.measured_cost import MeasuredCost, release_cost
@@ -38,6 +40,39 @@ class Figure(Frozen):
     label: str
     value: str
     note: str = ""
+
+
+class ReleaseRow(Frozen):
+    """A release.
+
+    Attributes:
+        verdict: GO once it was settled, else that of the gate that stopped it, `denied`, `timed out` or `ended` where a
+            person did; empty while it is open.
+        reached: The stage, with its subject, that ran last.
+        serves: The pointers that name it.
+        pauses: Its canaries that are paused.
+    """
+
+    release_id: str
+    config: str
+    model: str
+    commit: str
+    resolved_at: datetime
+    verdict: str
+    reached: str
+    serves: tuple[str, ...] = ()
+    pauses: tuple[str, ...] = ()
+
+    def cells(self) -> dict[str, str]:
+        """Its line of a table, by the titles of the columns."""
+        return {
+            "release": self.release_id,
+            "model": f"{self.model}@{self.commit[:8]}",
+            "resolved (UTC)": readable_time(self.resolved_at),
+            "verdict": self.verdict or "open",
+            "reached": "; ".join([self.reached, *self.pauses]),
+            "serves": ", ".join(self.serves),
+        }
 
 
 class ReleaseSummary(Frozen):
@@ -114,7 +149,7 @@ def summarize(store: ArtifactStore, release_id: str) -> Found:
         flow = ReleaseProgress(store, read_release_record(store, release_id))
         results, decisions = results_in_order(flow), read_decisions(store, release_id)
         return ReleaseSummary(
-            row=release_row(flow, results, decisions),
+            row=_row(flow, results, decisions),
             recipes={one.subject: str(one.metrics["recipe"]) for one in results if one.metrics.get("recipe")},
             verdicts={
                 f"{one.stage} {one.subject}".strip(): one.judgement.verdict.value for one in results if one.judgement
@@ -126,6 +161,32 @@ def summarize(store: ArtifactStore, release_id: str) -> Found:
         )
     except (IntegrityError, ConfigError) as error:
         return DamagedRow(document=f"releases/{release_id}", problem=str(error))
+
+
+def _row(flow: ReleaseProgress, results: Sequence[StageResult], decisions: Sequence[Decision]) -> ReleaseRow:
+    """Without what serves and what is paused."""
+    refused = refusal(decisions, flow.resolved_at)
+    working = [result for result in results if not clears_up(result.stage)]
+    return ReleaseRow(
+        release_id=flow.record.release_id,
+        config=flow.release.name,
+        model=flow.record.model.id,
+        commit=flow.record.model.commit,
+        resolved_at=flow.resolved_at,
+        verdict=_last_word(results) or (refused.answer if refused else ""),
+        reached=f"{working[-1].stage} {working[-1].subject}".strip() if working else "",
+    )
+
+
+def _last_word(results: Sequence[StageResult]) -> str:
+    """A recipe, or a candidate, that failed its gate does not decide when another one was chosen."""
+    for result in reversed(results):
+        if result.stage == "settle":
+            return Verdict.GO.value
+        aside = result.stage == "accuracy" or is_trial(result.stage, result.subject)
+        if result.judgement is not None and not aside and result.judgement.verdict is not Verdict.GO:
+            return result.judgement.verdict.value
+    return ""
 
 
 def _figures(store: ArtifactStore, release_id: str, results: Sequence[StageResult]) -> tuple[Figure, ...]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from fnmatch import fnmatchcase
 from math import prod
 from typing import Any, Literal, NamedTuple
 
@@ -117,23 +116,6 @@ class Packing:
         if dtype == "U8" and self.method == "modelopt" and "AWQ" in str(self._config.get("quant_algo")):
             return Unpacked(module, (2 * rows, columns))
         return Unpacked(module, (rows, 2 * columns) if dtype == "U8" and self.method else shape)
-
-    def stored_bytes(self, module: str, parameters: int) -> int:
-        """Bytes of a matrix that was not read; those that the config leaves out have 16 bits."""
-        if not self.method or self._is_left_out(module):
-            return 2 * parameters
-        groups = {"fp8": (128 * 128, 4.0), "mxfp4": (32, 1.0)}
-        group = self._config.get("group_size")
-        size, scale = groups.get(self.method, (group if type(group) is int and group > 0 else 128, 2 + self.bits / 8))
-        return int(parameters * (self.bits / 8 + scale / size))
-
-    def _is_left_out(self, module: str) -> bool:
-        """Whether the quantizer left a module as it was; mxfp4 checkpoints hold only experts in it."""
-        left = self._config.get("modules_to_not_convert") or self._config.get("ignore") or ()
-        if self.method == "mxfp4" and ".experts." not in module:
-            return True
-        names = left if isinstance(left, list) else ()
-        return any(fnmatchcase(module, str(name)) or str(name) in module for name in names)
 
     def _bits(self) -> int:
         algorithm = str(self._config.get("quant_algo") or "")

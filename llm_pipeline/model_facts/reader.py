@@ -230,21 +230,12 @@ def _grouped(documents: ModelDocuments, words: ConfigWords, packing: Packing) ->
     expected = expected_tensors(words)
     if expected is not None:
         plain = (HeldTensor(name, "BF16", shape, 2 * prod(shape)) for name, shape in expected)
-        grouped = group_tensors(plain, words, packing)
-        return grouped._replace(bytes={"": _stored(grouped, packing)})
+        return group_tensors(plain, words, packing)
     parameters = words.sizes.get("parameters")
     if parameters is None:
         raise words.unknown("parameters", f"is of architecture {words.model_type}, whose layers plan does not know")
     embedding = words.count("vocab_size") * words.count("hidden_size")
     return Grouped((), embedding, 0, "lm_head", max(0, parameters - embedding), {"": 2 * parameters})
-
-
-def _stored(grouped: Grouped, packing: Packing) -> int:
-    """Bytes of a checkpoint whose headers were not read."""
-    plain = 2 * (grouped.embedding + grouped.head + grouped.other)
-    return plain + sum(
-        len(group.layers) * packing.stored_bytes(group.name, group.parameters) for group in grouped.matrices
-    )
 
 
 def _intermediate_size(matrices: Iterable[MatrixGroup]) -> int:

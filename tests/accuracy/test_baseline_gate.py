@@ -51,18 +51,27 @@ def by_name(judgement: Judgement) -> dict[str, Verdict]:
 
 
 @pytest.mark.parametrize(
-    ("count", "verdict"),
+    ("count", "of", "expected", "chance", "verdict"),
     [
-        (602, Verdict.ANOMALOUS),  # a norm is missing: 60.2 %
-        (900, Verdict.ANOMALOUS),
-        (915, Verdict.GO),  # below the range by less than chance explains
-        (950, Verdict.GO),
-        (980, Verdict.GO),
-        (999, Verdict.ANOMALOUS),
+        (602, 1000, CARD, 0.25, Verdict.ANOMALOUS),  # a norm is missing: 60.2 %
+        (900, 1000, CARD, 0.25, Verdict.ANOMALOUS),
+        (915, 1000, CARD, 0.25, Verdict.GO),  # below the range by less than chance explains
+        (950, 1000, CARD, 0.25, Verdict.GO),
+        (980, 1000, CARD, 0.25, Verdict.GO),
+        (999, 1000, CARD, 0.25, Verdict.ANOMALOUS),
+        (28, 29, CARD, 0.25, Verdict.INCONCLUSIVE),  # a handful says nothing of a range
+        (29, 30, CARD, 0.25, Verdict.GO),
+        (150, 600, None, 0.25, Verdict.ANOMALOUS),  # without a range it must do better than guessing
+        (180, 600, None, 0.25, Verdict.INCONCLUSIVE),
+        (200, 600, None, 0.25, Verdict.GO),
+        (6, 20, None, 0.25, Verdict.INCONCLUSIVE),
+        (0, 100, None, 0.0, Verdict.ANOMALOUS),  # a written answer cannot be guessed
+        (0, 20, None, 0.0, Verdict.INCONCLUSIVE),
+        (1, 100, None, 0.0, Verdict.GO),
     ],
 )
-def test_a_score_whose_interval_misses_the_expected_range_is_anomalous(count: int, verdict: Verdict) -> None:
-    assert judged(count, 1000, CARD).verdict is verdict
+def test_a_score_must_meet_its_range_and_be_better_than_guessing(count, of, expected, chance, verdict) -> None:
+    assert judged(count, of, expected, chance).verdict is verdict
 
 
 def test_the_verdict_names_the_task_the_score_the_range_and_its_source() -> None:
@@ -72,26 +81,6 @@ def test_the_verdict_names_the_task_the_score_the_range_and_its_source() -> None
         assert text in judgement.summary
     fact = judgement.evidence[0]
     assert (fact.measured, fact.limit, fact.samples, fact.unit) == (0.602, 0.93, 1000, "fraction")
-
-
-def test_a_range_is_not_judged_by_a_handful_of_items() -> None:
-    assert by_name(judged(28, 29, CARD))["score, arc"] is Verdict.INCONCLUSIVE
-    assert by_name(judged(29, 30, CARD))["score, arc"] is Verdict.GO
-
-
-def test_without_a_range_a_baseline_must_do_better_than_guessing() -> None:
-    verdicts = [judged(count, 600).verdict for count in (150, 180, 200)]
-    assert verdicts == [Verdict.ANOMALOUS, Verdict.INCONCLUSIVE, Verdict.GO]
-
-
-def test_few_items_that_do_not_tell_a_model_from_a_guesser_are_inconclusive() -> None:
-    assert judged(6, 20).verdict is Verdict.INCONCLUSIVE
-
-
-def test_a_written_answer_cannot_be_guessed_so_one_right_answer_is_above_the_floor() -> None:
-    assert judged(0, 100, chance=0.0).verdict is Verdict.ANOMALOUS
-    assert judged(0, 20, chance=0.0).verdict is Verdict.INCONCLUSIVE
-    assert judged(1, 100, chance=0.0).verdict is Verdict.GO
 
 
 def test_a_range_that_is_met_does_not_lift_the_floor() -> None:
@@ -145,21 +134,16 @@ def test_items_of_one_cluster_count_as_what_they_are_together() -> None:
 
 
 def test_a_revision_that_lost_much_since_production_is_anomalous_where_no_range_says_better() -> None:
-    now, before = items(right(602, 1000)), items(right(950, 1000))
-    assert judge_baseline(now, {}, {}, before).verdict is Verdict.ANOMALOUS
-    stated = ExpectedScore(minimum=0.55, maximum=0.65, source="card")
-    assert judge_baseline(now, {"arc": stated}, {}, before).verdict is Verdict.GO
-
-
-@pytest.mark.parametrize("count", [930, 950, 990])
-def test_a_revision_may_gain_anything_and_lose_a_little(count: int) -> None:
     before = items(right(950, 1000))
-    assert judge_baseline(items(right(count, 1000)), {}, {}, before).verdict is Verdict.GO
 
+    def since(count: int, expected: ExpectedScore | None = None, template: str = "v1") -> Judgement:
+        ranges = {"arc": expected} if expected else {}
+        return judge_baseline(items(right(count, 1000), template=template), ranges, {}, before)
 
-def test_an_earlier_baseline_that_was_asked_otherwise_is_not_compared() -> None:
-    now, before = items(right(602, 1000)), items(right(950, 1000), template="v2")
-    assert by_name(judge_baseline(now, {}, {}, before)) == {"better than guessing, arc": Verdict.GO}
+    assert since(602).verdict is Verdict.ANOMALOUS
+    assert since(602, ExpectedScore(minimum=0.55, maximum=0.65, source="card")).verdict is Verdict.GO
+    assert {since(count).verdict for count in (930, 950, 990)} == {Verdict.GO}, "anything gained, or a little lost"
+    assert by_name(since(602, template="v2")) == {"better than guessing, arc": Verdict.GO}, "it was asked otherwise"
 
 
 def test_the_chance_of_the_documents_asked_is_their_mean_and_the_p_value_is_never_too_small() -> None:
@@ -190,13 +174,10 @@ def test_a_guesser_passes_once_in_a_thousand_times_at_most(chance: float, of: in
     assert 0.0001 < binom.sf(least(Verdict.GO, of, chance) - 1, of, chance) <= GUESSING_LEVEL
 
 
-def test_a_large_sample_calls_a_guesser_anomalous() -> None:
-    assert binom.cdf(least(Verdict.INCONCLUSIVE, 1000, 0.25) - 1, 1000, 0.25) > 0.99
-
-
-def test_a_model_with_something_to_lose_is_hardly_ever_called_a_guesser() -> None:
-    little = 0.25 + LITTLE_ABOVE_GUESSING * 0.75
-    assert 0.005 < binom.cdf(least(Verdict.INCONCLUSIVE, 1000, 0.25) - 1, 1000, little) <= 0.01
+def test_a_large_sample_calls_a_guesser_anomalous_and_hardly_ever_a_model_with_something_to_lose() -> None:
+    undecided, little = least(Verdict.INCONCLUSIVE, 1000, 0.25), 0.25 + LITTLE_ABOVE_GUESSING * 0.75
+    assert binom.cdf(undecided - 1, 1000, 0.25) > 0.99
+    assert 0.005 < binom.cdf(undecided - 1, 1000, little) <= 0.01
     assert binom.sf(least(Verdict.GO, 200, 0.25) - 1, 200, 0.4) > 0.9
 
 

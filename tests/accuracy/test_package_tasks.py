@@ -20,17 +20,11 @@ from small_tasks import write_chat_model
 from llm_pipeline.accuracy.scorer import Scorer, checkpoint_model
 from llm_pipeline.accuracy.tasks import load_tasks
 from llm_pipeline.artifacts.checkpoint_loading import load_tokenizer
-from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.release import Evaluation, TaskOptions
 
 PACKAGE = Path(lm_eval.__file__).parent / "tasks"
 GSM8K = {"question": "What is 9 times 2?", "answer": "9 * 2 is 18.\n#### 18"}
 ARC = {"question": "What is wet?", "choices": {"text": ["fire", "water"], "label": ["A", "B"]}, "answerKey": "B"}
-HELLASWAG = {
-    "ind": 1, "activity_label": "Cooking", "ctx_a": "A man peels", "ctx_b": "he", "label": "1",
-    "endings": ["cries.", "eats the whole potato.", "flies.", "sings."],
-}  # fmt: skip
-MMLU = {"question": "What is wet?", "choices": ["fire", "water", "sand", "air"], "answer": 1}
 SPANS = {"number": "", "date": {"day": "", "month": "", "year": ""}, "spans": ["the blue team"]}
 DROP = {
     "passage": "The blue team won.", "question": "Who won?", "query_id": "q", "section_id": "s",
@@ -41,24 +35,11 @@ TRUTHFUL = {
     "type": "a", "category": "b", "question": "Is the earth flat?", "best_answer": "No", "source": "c",
     "correct_answers": ["No", "It is round"], "incorrect_answers": ["Yes", "It is flat"],
 }  # fmt: skip
-TWO = {"choices": ["No", "Yes"], "labels": [1, 0]}
-TRUTH = {"question": "q?", "mc1_targets": TWO, "mc2_targets": TWO}
 COQA = {
     "id": "1", "source": "s", "story": "Water is wet.", "additional_answers": {},
     "questions": {"input_text": ["Wet?"], "turn_id": [1]},
     "answers": {"input_text": ["yes"], "answer_start": [0], "answer_end": [1], "turn_id": [1]},
 }  # fmt: skip
-RECORD = {
-    "passage": "Water is @placeholder.", "query": "@placeholder is wet", "entities": ["Water", "Fire"],
-    "answers": ["Water"], "idx": {"passage": 0, "query": 0},
-}  # fmt: skip
-MULTIRC = {
-    "paragraph": "p",
-    "question": "q",
-    "answer": "a",
-    "label": 1,
-    "idx": {"paragraph": 0, "question": 0, "answer": 0},
-}
 PRO = {
     "question": "q", "options": ["a", "b"], "answer": "A", "answer_index": 0, "category": "biology",
     "cot_content": "A: so (A).", "src": "s",
@@ -104,34 +85,19 @@ def test_gsm8k_is_read_by_its_last_number_and_shown_its_examples(checkpoint, tmp
     assert strict.ask([("gsm8k", 1)])[0].prompt.count("Question:") == 3
 
 
-def test_a_metric_of_the_whole_set_is_refused_with_what_to_do(checkpoint, tmp_path):
-    copied(tmp_path, "glue/cola", {"sentence": "Water are wet.", "label": 0})
-    with pytest.raises(ConfigError, match="cola: mcc is no share") as refused:
-        tried(checkpoint, tmp_path, "cola")
-    assert "task file of your own" in refused.value.hint
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("folder", "name", "document", "metric"),
     [
         ("arc", "arc_challenge", ARC, "acc_norm"),
-        ("hellaswag", "hellaswag", HELLASWAG, "acc_norm"),
         ("drop", "drop", DROP, "f1"),
         ("truthfulqa", "truthfulqa_gen", TRUTHFUL, "bleu_acc"),
         ("winogrande", "winogrande", {"sentence": "_ is wet.", "option1": "It", "option2": "a", "answer": "1"}, "acc"),
-        ("lambada", "lambada_openai", {"text": "Water is very wet"}, "acc"),
-        ("truthfulqa", "truthfulqa_mc2", TRUTH, "acc"),
         ("coqa", "coqa", COQA, "f1"),
         ("triviaqa", "triviaqa", {"question": "q?", "answer": {"aliases": ["water"], "value": "water"}}, "exact_match"),
         ("super_glue/boolq", "boolq", {"passage": "p", "question": "q", "label": 1, "idx": 0}, "acc"),
-        ("super_glue/record", "record", RECORD, "f1"),
-        ("super_glue/multirc", "multirc", MULTIRC, "acc"),
-        ("nq_open", "nq_open", {"question": "q?", "answer": ["water"]}, "exact_match"),
-        ("piqa", "piqa", {"goal": "g", "sol1": "a", "sol2": "b", "label": 0}, "acc_norm"),
         ("mmlu_pro", "mmlu_pro_biology", PRO, "exact_match"),
         ("gpqa/zeroshot", "gpqa_main_zeroshot", GPQA, "acc_norm"),
-        ("blimp", "blimp_adjunct_island", {"sentence_good": "a b", "sentence_bad": "b a"}, "acc"),
         ("hendrycks_math", "hendrycks_math_algebra", {"problem": "1", "solution": "\\boxed{1}"}, "exact_match"),
     ],
 )
@@ -139,11 +105,3 @@ def test_each_task_has_one_score_an_item(checkpoint, tmp_path, folder, name, doc
     scorer = tried(checkpoint, copied(tmp_path, folder, *[document] * 6), name, allow_task_code=True)
     assert scorer.metrics[name].metric == metric
     assert None not in [item.score for item in scorer.ask([(name, number) for number in range(6)])]
-
-
-@pytest.mark.thorough
-def test_the_groups_of_mmlu_are_one_score_over_all_of_its_documents(checkpoint, tmp_path):
-    copied(tmp_path, "mmlu/default", MMLU)
-    scorer = tried(checkpoint, tmp_path, "mmlu", task_options={"mmlu": TaskOptions(num_fewshot=1)})
-    assert {name: len(tasks) for name, tasks in scorer.loaded.groups.items()} == {"mmlu": 57}
-    assert {(one.metric, one.few_shots) for one in scorer.metrics.values()} == {("acc", 1)}

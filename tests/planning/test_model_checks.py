@@ -83,12 +83,6 @@ def test_a_model_of_70b_in_a_directory_does_not_fit_one_l4(release: Any):
     assert "recipe none on target l4: 141.1 GB weights" in error.message
 
 
-def test_deepseek_v3_unquantized_does_not_fit_one_l4(release: Any):
-    config = {key: value for key, value in config_of("DeepSeek-V3").items() if key != "quantization_config"}
-    error = error_of(release(config))
-    assert "recipe none on target l4: 1342.1 GB weights" in error.message
-
-
 def test_a_model_that_fits_is_planned_without_a_name_that_anybody_knows(release: Any):
     plan = planned(release(config_of("Qwen2.5-0.5B")))
     assert plan.facts is not None

@@ -75,18 +75,12 @@ def test_the_digest_changes_with_a_letter_of_the_data_and_with_the_tokenizer():
     assert drawn(tokenizer=Shifted()).digest != drawn().digest
 
 
-def test_how_the_sequences_are_batched_is_no_part_of_the_digest():
+def test_every_drawn_text_is_in_one_batch_which_needs_no_padding_and_is_no_part_of_the_digest():
     assert drawn(batch_size=1) == drawn(batch_size=4)
-
-
-def test_a_batch_needs_no_padding_and_no_text_is_too_long():
     for batch in drawn().batches(4):
         assert len({len(tokens) for tokens in batch}) == 1
         assert len(batch) <= 4
         assert len(batch[0]) <= 12
-
-
-def test_every_drawn_text_is_in_one_batch():
     every = drawn()
     batched = [tokens for batch in every.batches(3) for tokens in batch]
     assert sorted(batched) == sorted(every.sequences)
@@ -146,53 +140,36 @@ def test_chats_are_rendered_by_the_models_own_template(tmp_path):
         draw_calibration(read_sources(path, asked), asked, LetterTokenizer())
 
 
+HALF = r"\\ud[8c]00 is half of a character"
+
+
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("line", "message", "chat"),
     [
-        (b"{}", "'text' is missing"),
-        (b"no json", "not a JSON object"),
-        (b'{"text": ""}', "'text' is empty"),
-        (b'{"text": " "}', "'text' is empty"),
-        (b'{"text": 3}', "'text' is not text"),
-        (b"[]", "not a JSON object"),
-        (b'{"text": "\xff"}', "not UTF-8"),
-        (b'{"messages": [{"role": "user", "content": "a"}]}', "'text' is missing"),
+        (b"{}", "'text' is missing", False),
+        (b"no json", "not a JSON object", False),
+        (b'{"text": " "}', "'text' is empty", False),
+        (b'{"text": 3}', "'text' is not text", False),
+        (b"[]", "not a JSON object", False),
+        (b'{"text": "\xff"}', "not UTF-8", False),
+        (b'{"text": "a \\ud800"}', HALF, False),
+        (b'{"messages": [{"role": "user", "content": "a"}]}', "'text' is missing", False),
+        (b'{"text": "a"}', "'messages' is missing", True),
+        (b'{"messages": "a"}', "'messages' is not text", True),
+        (b'{"messages": []}', "'messages' is empty", True),
+        (b'{"messages": [{"content": "a"}]}', "without a role", True),
+        (b'{"messages": [{"role": "user"}]}', "without content", True),
+        (b'{"messages": [{"role": "user", "content": " "}]}', "'messages' is empty", True),
+        (b'{"messages": [{"role": "user", "content": "\\udc00"}]}', HALF, True),
     ],
 )
-def test_a_line_without_text_is_named(tmp_path, line, message):
+def test_a_line_that_is_no_sample_is_named(tmp_path, line, message, chat):
     path = tmp_path / "d.jsonl"
-    path.write_bytes(b'{"text": "fine"}\n\n' + line + b"\n")
+    fine = b'{"text": "fine", "messages": [{"role": "user", "content": "fine"}]}'
+    path.write_bytes(fine + b"\n\n" + line + b"\n")
     with pytest.raises(ConfigError, match=message) as error:
-        read_sources(path, settings())
+        read_sources(path, settings(chat_template=chat))
     assert error.value.where == f"{path}:3"
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"text": "a"}, "'messages' is missing"),
-        ({"messages": "a"}, "'messages' is not text"),
-        ({"messages": []}, "'messages' is empty"),
-        ({"messages": [{"content": "a"}]}, "without a role"),
-        ({"messages": [{"role": "user"}]}, "without content"),
-        ({"messages": [{"role": "user", "content": " "}]}, "'messages' is empty"),
-    ],
-)
-def test_a_line_without_a_chat_is_named(tmp_path, row, message):
-    path = write(tmp_path / "d.jsonl", row)
-    with pytest.raises(ConfigError, match=message) as error:
-        read_sources(path, settings(chat_template=True))
-    assert error.value.where == f"{path}:1"
-
-
-@pytest.mark.parametrize(
-    "row", [{"text": "a \ud800"}, {"messages": [{"role": "user", "content": "\udc00"}]}], ids=["text", "chat"]
-)
-def test_half_of_a_character_is_named(tmp_path, row):
-    path = write(tmp_path / "d.jsonl", row)
-    with pytest.raises(ConfigError, match=r"\\ud[8c]00 is half of a character") as error:
-        read_sources(path, settings(chat_template="messages" in row))
-    assert (error.value.where, error.value.hint) == (f"{path}:1", "write the character whole, or remove the line")
 
 
 def test_a_published_calibration_set_is_read_in_the_order_of_its_sources(tmp_path):

@@ -25,7 +25,7 @@ from llm_pipeline.artifacts.tensor_formats import (
     round_to_fp4,
     unpack_int4,
 )
-from llm_pipeline.base.errors import IntegrityError, Unsupported
+from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.quantization.readback import load_model
 
 # a chat model: generation_config.json has a second end token and shapes answers, and config.json knows of neither
@@ -42,41 +42,6 @@ def random_weight(rows, columns):
 def logits(model, tokens=exports.TOKENS, **options):
     with torch.no_grad():
         return model(tokens, **options).logits.float()
-
-
-def pack_fp4(codes):
-    """Codes of four bits, sign first; the first of two in the low half of the byte."""
-    rows = [[low | high << 4 for low, high in zip(row[::2], row[1::2], strict=True)] for row in codes]
-    return torch.tensor(rows, dtype=torch.uint8)
-
-
-def test_nvfp4_is_read_as_it_is_defined():
-    codes = [[(7 * row + 3 * column) % 16 for column in range(32)] for row in range(4)]
-    scales = torch.tensor([[1.0, 0.5], [448.0, 2.0**-9], [3.0, 0.25], [1.5, 7.0]])
-    second = 0.001
-    expected = [
-        [
-            E2M1[code & 7] * (-1 if code & 8 else 1) * float(scales[row, column // 16]) * second
-            for column, code in enumerate(line)
-        ]
-        for row, line in enumerate(codes)
-    ]
-    stored = StoredWeight("a", pack_fp4(codes), scales.to(torch.float8_e4m3fn), torch.tensor(second))
-    assert torch.allclose(FORMATS["NVFP4"].dequantize(stored), torch.tensor(expected), rtol=1e-6, atol=0)
-
-
-def test_mxfp4_is_read_as_it_is_defined():
-    codes = [[(5 * row + column) % 16 for column in range(64)] for row in range(2)]
-    exponents = [[127, 120], [0, 254]]
-    expected = [
-        [
-            E2M1[code & 7] * (-1 if code & 8 else 1) * 2.0 ** (exponents[row][column // 32] - 127)
-            for column, code in enumerate(line)
-        ]
-        for row, line in enumerate(codes)
-    ]
-    stored = StoredWeight("a", pack_fp4(codes), torch.tensor(exponents, dtype=torch.uint8))
-    assert torch.equal(FORMATS["mxfp4"].dequantize(stored), torch.tensor(expected))
 
 
 def test_int4_nibbles_are_signed_and_alternate_by_row():
@@ -146,14 +111,6 @@ def test_what_is_read_back_is_what_modelopt_rounds_to(llama, exported, name):
         assert same.float().mean() > 0.99  # fp16 arithmetic falls on the other side of some ties
 
 
-@pytest.mark.parametrize("name", exports.FORMATS)
-def test_every_format_is_read_back_near_its_source(llama, exported, name):
-    original = torch.log_softmax(logits(load_model(llama, torch.float32)), -1)
-    candidate = torch.log_softmax(logits(load_model(exported(name)[0], torch.float32)), -1)
-    divergence = (original.exp() * (original - candidate)).sum(-1).mean()
-    assert 0.0 < divergence < (1.5 if "4" in name else 0.3)
-
-
 def test_a_mixed_checkpoint_is_read_layer_by_layer(llama, mixed):
     checkpoint = Checkpoint(mixed)
     assert checkpoint.metadata.algorithm == "MIXED_PRECISION"
@@ -186,12 +143,6 @@ def test_a_quantized_kv_cache_does_not_see_the_padding(exported):
 def test_a_kv_cache_format_without_a_reader_is_refused(exported, tmp_path, edited):
     directory = edited(exported("fp8", kv_cache="fp8")[0], quantization={"kv_cache_quant_algo": "INT8"})
     with pytest.raises(Unsupported, match="INT8"):
-        load_model(directory, torch.float32)
-
-
-def test_a_scale_that_the_format_needs_is_not_left_out(exported, damaged):
-    directory = damaged(exported("fp8")[0], lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.input_scale"))
-    with pytest.raises(IntegrityError, match=r"FP8 has no input_scale \[.*up_proj\]"):
         load_model(directory, torch.float32)
 
 
