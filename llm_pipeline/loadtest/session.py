@@ -75,13 +75,19 @@ def run_session(windows: Windows, *, users: int, physics: PhysicalLimits | None 
     place = np.arange(len(target)) * policy.windows // max(1, len(target))
     parts = [target.where(place == number) for number in range(policy.windows)]
     judgement = judge_windows(parts, policy, sent=[sent], floor=floor, physics=physics)
-    if judgement.verdict is Verdict.ANOMALOUS:
-        return _outcome(windows, judgement)
-    rates = search(windows, target)
-    if judgement.verdict is Verdict.NO_GO:
-        return _outcome(windows, judgement, rates)
-    judgement, confirmed = confirm(windows, rates, floor, physics)
-    return _outcome(windows, judgement, rates, confirmed)
+    rates, confirmed = tuple[RatePoint, ...](), None
+    if judgement.verdict is not Verdict.ANOMALOUS:
+        rates = search(windows, target)
+    if judgement.verdict not in (Verdict.ANOMALOUS, Verdict.NO_GO):
+        judgement, confirmed = confirm(windows, rates, floor, physics)
+    return LoadTestOutcome(
+        target_rate_per_second=workload.rate_per_second,
+        windows=tuple(windows.summaries),
+        rates=rates,
+        highest_rate_per_second=highest_passed(rates),
+        confirmed_rate_per_second=confirmed,
+        judgement=judgement,
+    )
 
 
 def warm_up(windows: Windows, users: int) -> None:
@@ -125,19 +131,6 @@ def _point(windows: Windows, rate: float, records: Records) -> RatePoint:
         good_fraction=summary.good_fraction,
         verdict=probe_verdict(records, windows.policy),
         window=summary.name,
-    )
-
-
-def _outcome(
-    windows: Windows, judgement: Judgement, rates: tuple[RatePoint, ...] = (), confirmed: float | None = None
-) -> LoadTestOutcome:
-    return LoadTestOutcome(
-        target_rate_per_second=windows.workload.rate_per_second,
-        windows=tuple(windows.summaries),
-        rates=rates,
-        highest_rate_per_second=highest_passed(rates),
-        confirmed_rate_per_second=confirmed,
-        judgement=judgement,
     )
 
 

@@ -32,8 +32,8 @@ _NORMAL_P95 = 1.6448536269514722
 _LEAD_IN_SCALES = 10.0
 
 
-def check_workload(workload: Workload, directory: Path) -> None:
-    """Check what a load test will read, before anything is spent.
+def check_workload(workload: Workload, directory: Path) -> tuple[RecordedPrompt, ...]:
+    """Read the prompts of a load test, before anything is spent.
 
     Args:
         workload: The traffic.
@@ -42,7 +42,14 @@ def check_workload(workload: Workload, directory: Path) -> None:
     Raises:
         ConfigError: There is no request, or the file has a line that is not of its format.
     """
-    _read(workload, directory)
+    if round(workload.rate_per_second * workload.duration_seconds) < 1:
+        raise ConfigError(
+            "rate_per_second times duration_seconds is less than one request",
+            where="workload",
+            hint="raise duration_seconds",
+        )
+    recorded = isinstance(workload.output_tokens, RecordedLengths)
+    return read_prompts(locate_prompts(workload, directory), with_output_tokens=recorded)
 
 
 def locate_prompts(workload: Workload, directory: Path) -> Path:
@@ -85,7 +92,7 @@ class TrafficSource:
     def __init__(self, workload: Workload, directory: Path, *, count_tokens: CountTokens) -> None:
         self._workload = workload
         self._count_tokens = count_tokens
-        self._prompts = _read(workload, directory)
+        self._prompts = check_workload(workload, directory)
 
     def open_loop(self, rate_per_second: float, duration_seconds: float, seed: int) -> Traffic:
         """A window of requests that arrive at a mean rate.
@@ -164,17 +171,6 @@ class TrafficSource:
         none = self._count_tokens("")
         counted = [max(1, self._count_tokens(prompt.text) - none) for prompt in self._prompts]
         return np.array(counted, dtype=np.int64)
-
-
-def _read(workload: Workload, directory: Path) -> tuple[RecordedPrompt, ...]:
-    if round(workload.rate_per_second * workload.duration_seconds) < 1:
-        raise ConfigError(
-            "rate_per_second times duration_seconds is less than one request",
-            where="workload",
-            hint="raise duration_seconds",
-        )
-    recorded = isinstance(workload.output_tokens, RecordedLengths)
-    return read_prompts(locate_prompts(workload, directory), with_output_tokens=recorded)
 
 
 def draws(seed: int, purpose: str) -> np.random.Generator:

@@ -70,8 +70,8 @@ def disabled_layers(recipe: QuantizationRecipe) -> list[str]:
     """Name patterns of modules that AutoQuantize keeps out of its search: the recipe's, and modelopt's own."""
     from modelopt.recipe import load_config
 
-    ours = [pattern for given in recipe.exclude for pattern in _modules(given)]
-    return [*ours, *map(str, load_config(_NEVER_SEARCHED))]
+    inside = [f"{pattern}.*" for pattern in recipe.exclude if not pattern.endswith("*")]  # of a module by its name
+    return [*recipe.exclude, *inside, *map(str, load_config(_NEVER_SEARCHED))]
 
 
 def kv_cache_config(recipe: QuantizationRecipe) -> dict[str, Any] | None:
@@ -108,15 +108,9 @@ def _regroup(entries: Sequence[dict[str, Any]], columns: int) -> None:
 def _complete(config: dict[str, Any], recipe: QuantizationRecipe) -> dict[str, Any]:
     """Exclusions, then the KV cache: excluding a layer's weights says nothing about the cache."""
     cache = kv_cache_config(recipe)
-    excluded = [{"quantizer_name": _quantizers(pattern), "enable": False} for pattern in recipe.exclude]
+    excluded = [
+        {"quantizer_name": pattern if pattern.endswith("*") else f"{pattern}.*", "enable": False}
+        for pattern in recipe.exclude
+    ]
     config["quant_cfg"] = [*config["quant_cfg"], *excluded, *(cache["quant_cfg"] if cache else ())]
     return config
-
-
-def _quantizers(pattern: str) -> str:
-    return pattern if pattern.endswith("*") else f"{pattern}.*"
-
-
-def _modules(pattern: str) -> tuple[str, ...]:
-    """A module by name excludes all that is in it, too."""
-    return (pattern,) if pattern.endswith("*") else (pattern, f"{pattern}.*")

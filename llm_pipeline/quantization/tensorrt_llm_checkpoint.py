@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from llm_pipeline.artifacts.checkpoint_files import read_json
 from llm_pipeline.artifacts.safetensors_header import read_header
 from llm_pipeline.base.errors import IntegrityError, Unsupported
-from llm_pipeline.config.quantization import CheckpointRanks, KvCacheFormat, QuantizationRecipe, WeightFormat
+from llm_pipeline.config.quantization import CheckpointRanks, QuantizationRecipe
 
 if TYPE_CHECKING:
     import torch
@@ -46,11 +46,6 @@ def refuse_unsupported_tensorrt_llm_checkpoint(recipe: QuantizationRecipe) -> No
     if recipe.kv_cache not in ("none", *_facts()["kv_caches"]):
         message = f"a TensorRT-LLM checkpoint cannot be exported with kv_cache: {recipe.kv_cache}"
         raise Unsupported(message, where=where, hint=_HINT)
-
-
-def tensorrt_llm_names(weights: WeightFormat, kv_cache: KvCacheFormat) -> tuple[str | None, str | None]:
-    """TensorRT-LLM's names of formats in such a checkpoint; None for what it cannot hold, or what is not quantized."""
-    return _facts()["algorithms"].get(weights), _facts()["kv_caches"].get(kv_cache)
 
 
 def export_tensorrt_llm(model: Any, dtype: torch.dtype, directory: Path, ranks: CheckpointRanks) -> None:
@@ -87,12 +82,11 @@ def check_tensorrt_llm_checkpoint(directory: Path, recipe: QuantizationRecipe, d
     if missing := [name for name in _facts()["required"] if name not in config]:
         raise IntegrityError(f"the TensorRT-LLM checkpoint lacks {', '.join(missing)}", where=str(path))
     quantization, mapping = config.get("quantization") or {}, config.get("mapping") or {}
-    algorithm, kv_algorithm = tensorrt_llm_names(recipe.weights, recipe.kv_cache)
     ranks = recipe.tensorrt_llm_ranks
     wanted = {
         "dtype": (config["dtype"], dtype),
-        "quant_algo": (quantization.get("quant_algo"), algorithm),
-        "kv_cache_quant_algo": (quantization.get("kv_cache_quant_algo"), kv_algorithm),
+        "quant_algo": (quantization.get("quant_algo"), _facts()["algorithms"].get(recipe.weights)),
+        "kv_cache_quant_algo": (quantization.get("kv_cache_quant_algo"), _facts()["kv_caches"].get(recipe.kv_cache)),
         "world_size": (mapping.get("world_size"), ranks.world_size),
         "tp_size": (mapping.get("tp_size"), ranks.tensor),
         "pp_size": (mapping.get("pp_size"), ranks.pipeline),

@@ -12,25 +12,23 @@ TOKENIZER = {
 }  # fmt: skip
 
 
-def test_the_repositorys_tokenizer_counts(tmp_path):
+CUT = {"truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}}
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "text", "tokens"),
+    [
+        ("llm/1/tokenizer/tokenizer.json", TOKENIZER, "a b  unknown a", 4),
+        ("tokenizer.json", TOKENIZER | CUT, "a b  unknown a", 4),  # whatever length the training had
+        ("none.json", {}, "ü" * 20, 10),  # without one a token is four bytes
+    ],
+)
+def test_the_repositorys_tokenizer_counts(tmp_path, path, content, text, tokens):
     pytest.importorskip("tokenizers")
-    (tmp_path / "llm/1/tokenizer").mkdir(parents=True)
-    (tmp_path / "llm/1/tokenizer/tokenizer.json").write_text(json.dumps(TOKENIZER))
-    assert open_counter(tmp_path)("a b  unknown a") == 4
-
-
-def test_every_token_is_counted_whatever_length_the_training_had(tmp_path):
-    pytest.importorskip("tokenizers")
-    cut = {"truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}}
-    (tmp_path / "tokenizer.json").write_text(json.dumps(TOKENIZER | cut))
-    assert open_counter(tmp_path)("a b  unknown a") == 4
-
-
-def test_a_tokenizer_in_a_linked_artifact_counts(tmp_path):
-    pytest.importorskip("tokenizers")
-    (tmp_path / "checkpoint").mkdir()
-    (tmp_path / "checkpoint/tokenizer.json").write_text(json.dumps(TOKENIZER))
-    assert open_counter(tmp_path / "none", {"llm/1/checkpoint": tmp_path / "checkpoint"})("a b") == 2
+    (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / path).write_text(json.dumps(content))
+    assert open_counter(tmp_path)(text) == tokens
+    assert open_counter(tmp_path / "none", {"llm/1/checkpoint": tmp_path})(text) == tokens, "in a linked artifact"
 
 
 def test_a_damaged_tokenizer_is_refused(tmp_path):
@@ -45,7 +43,3 @@ def test_a_tokenizer_that_nothing_here_reads_is_refused(tmp_path, monkeypatch):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"pip install 'llm-pipeline\[control\]'"):
         open_counter(tmp_path)
-
-
-def test_without_a_tokenizer_a_token_is_four_bytes(tmp_path):
-    assert open_counter(tmp_path)("ü" * 20) == 10

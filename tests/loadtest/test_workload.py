@@ -1,3 +1,5 @@
+"""The traffic of a workload: requests, lengths and times, the same for the same seed."""
+
 import json
 from collections import Counter
 from pathlib import Path
@@ -7,7 +9,14 @@ import pytest
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.workload import LognormalLengths, RecordedLengths, SharedPrefixes, Workload, longest
-from llm_pipeline.loadtest.workload import TrafficSource, check_workload, draw_lengths, locate_prompts, longest_request
+from llm_pipeline.loadtest.workload import (
+    TrafficSource,
+    arrival_times,
+    check_workload,
+    draw_lengths,
+    locate_prompts,
+    longest_request,
+)
 from llm_pipeline.release.loading import load_release
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -169,3 +178,33 @@ def test_requests_of_the_example_releases_fit_their_targets(release):
     check_workload(loaded.release.workload, CONFIGS)
     most = longest_request(loaded.release.workload) or 0
     assert all(most <= target.limits.maximum_tokens_per_request for target in loaded.release.targets)
+
+
+BURSTINESS = (1.0, 2.0, 0.5, 0.01)
+
+
+@pytest.mark.parametrize("burstiness", BURSTINESS)
+def test_times_rise_within_the_window_and_are_those_of_the_seed(burstiness):
+    times = arrival_times(50.0, 20.0, burstiness, 1)
+    assert 0.0 < times[0] <= times[-1] < 20.0
+    assert np.all(np.diff(times) >= 0.0)
+    np.testing.assert_array_equal(times, arrival_times(50.0, 20.0, burstiness, 1))
+    assert not np.array_equal(times[:100], arrival_times(50.0, 20.0, burstiness, 2)[:100])
+
+
+@pytest.mark.parametrize("burstiness", [*BURSTINESS, 5.0])
+def test_the_mean_rate_is_the_asked_one(burstiness):
+    counts = [len(arrival_times(30.0, 10.0, burstiness, seed)) for seed in range(200)]
+    assert np.mean(counts) == pytest.approx(300, abs=4.0 * np.std(counts) / 200**0.5 + 1.0)
+
+
+@pytest.mark.parametrize("burstiness", BURSTINESS)
+def test_gaps_vary_as_was_asked(burstiness):
+    gaps = np.diff(arrival_times(100.0, 1000.0, burstiness, 3))
+    assert np.std(gaps) / np.mean(gaps) == pytest.approx(burstiness, rel=0.02)
+
+
+@pytest.mark.parametrize(("rate", "seconds"), [(0, 1), (1, 0), (-1, 1)])
+def test_a_rate_or_a_duration_of_nothing_is_refused(rate, seconds):
+    with pytest.raises(ValueError, match="positive"):
+        arrival_times(rate, seconds, 1.0, 0)

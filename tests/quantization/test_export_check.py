@@ -88,7 +88,11 @@ def test_a_scale_that_is_no_number_is_found(exported, damaged, check, suffix, va
 
 def test_missing_tensors_and_a_missing_tokenizer_are_found(exported, damaged, check):
     directory, recipe = exported("fp8")
-    for key, message in (("model.norm.weight", "missing_keys"), (f"{LAYER}.input_scale", "has no input_scale")):
+    for key, message in (
+        ("model.norm.weight", "missing_keys"),
+        (f"{LAYER}.weight", "up_proj"),
+        (f"{LAYER}.input_scale", "has no input_scale"),
+    ):
         broken = damaged(directory, lambda tensors, key=key: tensors.pop(key))
         with pytest.raises(IntegrityError, match=message):
             check(broken, recipe)
