@@ -98,7 +98,7 @@ def sample_load_test(directory: Path, *, broken: int = 0, seconds: float = 16.0)
             traffic = Traffic.closed_loop(traffic.requests, users, length)
         if phase != "search":
             write_records(directory / f"{name}.csv.gz", measured.records)
-        windows.append(summarize_window(name, phase, seed, traffic, measured, POLICY))
+        windows.append(summarize_window(name, phase, traffic, measured, POLICY))
         return windows[-1]
 
     window("floor", "floor", 3.0, 10.0)

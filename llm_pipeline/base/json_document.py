@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -71,6 +72,31 @@ def read_object(
     if not isinstance(value, dict):
         raise _unusable("not a JSON object", where or str(path))
     return value
+
+
+def read_lines(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
+    """The objects of a jsonl file of one's own, each with file and line; empty lines are passed over.
+
+    Raises:
+        ConfigError: It cannot be read, or a line is no JSON object.
+    """
+    try:
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if not line.strip():
+                    continue
+                where, row = f"{path}:{number}", None
+                try:
+                    row = json.loads(line.decode())
+                except UnicodeDecodeError as error:
+                    raise ConfigError(f"not UTF-8: {error.reason}", where=where) from error
+                except (ValueError, RecursionError) as error:
+                    raise ConfigError(f"not a JSON object: {error}", where=where) from error
+                if not isinstance(row, dict):
+                    raise ConfigError("not a JSON object", where=where)
+                yield row, where
+    except OSError as error:
+        raise unless_io(error, ConfigError(f"cannot be read: {error}", where=str(path))) from error
 
 
 def read(path: Path, *, where: str | None = None, maximum_bytes: int = MAXIMUM_BYTES, finite: bool = True) -> Any:

@@ -131,13 +131,13 @@ def _impossibilities(window: Records) -> list[tuple[int, str]]:
     first, total, sent = window["first_token_seconds"], window["total_seconds"], window["lag_seconds"]
     answered, tokens = window.answered, window["output_tokens"]
     finite = np.isfinite(total) & np.isfinite(sent) & np.isfinite(first)
+    no_time = answered & ~(finite & (total > np.maximum(0.0, sent)))
+    misplaced = (first <= np.maximum(0.0, sent)) | (first > total)
+    miscounted = answered & ((tokens <= 0) | (tokens > window["asked_tokens"]))
     checks: tuple[tuple[_Mask, str], ...] = (
-        (answered & ~finite, "a latency is not a number"),
-        (answered & (total <= np.maximum(0.0, sent)), "it took no time"),
-        (first <= np.maximum(0.0, sent), "its first token came before the request was sent"),
-        (first > total, "its first token came after its end"),
-        (answered & (tokens <= 0), "it counts as answered but has no token"),
-        (answered & (tokens > window["asked_tokens"]), "it has more tokens than asked for and counts as answered"),
+        (no_time, "it took no time, or its times are no numbers"),
+        (misplaced, "its first token came before the request was sent, or after its end"),
+        (miscounted, "it counts as answered, without a token or with more than asked for"),
     )
     found = {int(place): reason for mask, reason in reversed(checks) for place in np.flatnonzero(mask)}
     return [(int(window["number"][place]), found[place]) for place in sorted(found)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -81,48 +81,38 @@ def rates_in_words(outcome: LoadTestOutcome, policy: LoadTestPolicy) -> tuple[st
     return (*sentences, *outcome.notes)
 
 
-def _table(title: str, head: Row, rows: Sequence[Row], notes: Iterable[str] = ()) -> Table | None:
-    """A table without its empty columns; None without rows."""
-    if not rows:
-        return None
-    kept = [column for column in range(len(head)) if any(row[column] for row in rows)]
-
-    def picked(row: Row) -> Row:
-        return tuple(row[column] for column in kept)
-
-    return Table(title, picked(head), tuple(map(picked, rows)), tuple(notes))
+def _table(title: str, columns: Mapping[str, Sequence[str]], notes: Iterable[str] = ()) -> Table | None:
+    """A table of columns, without the empty ones; None without rows."""
+    kept = {name: cells for name, cells in columns.items() if any(cells)}
+    return Table(title, tuple(kept), tuple(zip(*kept.values(), strict=True)), tuple(notes)) if kept else None
 
 
 def _windows(outcome: LoadTestOutcome) -> Table | None:
     said = {point.window: str(point.verdict) for point in outcome.rates}
-    head = (
-        "window", "pace", "requests", "failed", "good", "TTFT p50/p99", "TPOT p50/p99", "e2e p99", "stall max",
-        "tokens/s", "verdict",
-    )  # fmt: skip
-    rows = [_window_row(window, said.get(window.name, "")) for window in outcome.windows]
-    notes = [f"{window.name} is void: {window.void.rstrip('.')}." for window in outcome.windows if window.void]
-    return _table("Windows; latencies in ms from the scheduled arrival", head, rows, notes)
+    windows = outcome.windows
+    columns = {
+        "window": [window.name for window in windows],
+        "pace": [_pace(window) for window in windows],
+        "requests": [f"{window.requests:,}" for window in windows],
+        "failed": [f"{window.failed:,}" for window in windows],
+        "good": [f"{100 * window.good_fraction:.1f} %" for window in windows],
+        "TTFT p50/p99": [_pair(window.first_token) for window in windows],
+        "TPOT p50/p99": [_pair(window.time_per_output_token) for window in windows],
+        "e2e p99": [milliseconds(window.end_to_end.p99 if window.end_to_end else None) for window in windows],
+        "stall max": [
+            milliseconds((window.longest_stall and window.longest_stall.maximum) or None) for window in windows
+        ],
+        "tokens/s": [number(window.output_tokens_per_second) for window in windows],
+        "verdict": ["void" if window.void else said.get(window.name, "") for window in windows],
+    }
+    notes = [f"{window.name} is void: {window.void.rstrip('.')}." for window in windows if window.void]
+    return _table("Windows; latencies in ms from the scheduled arrival", columns, notes)
 
 
-def _window_row(window: WindowSummary, said: str) -> Row:
-    offered = window.offered_per_second
-    pace = (
-        f"{window.concurrency} user{'s' if window.concurrency > 1 else ''}" if offered is None else per_second(offered)
-    )
-    stall = window.longest_stall
-    return (
-        window.name,
-        pace,
-        f"{window.requests:,}",
-        f"{window.failed:,}",
-        f"{100 * window.good_fraction:.1f} %",
-        _pair(window.first_token),
-        _pair(window.time_per_output_token),
-        milliseconds(window.end_to_end.p99 if window.end_to_end else None),
-        milliseconds(stall.maximum if stall and stall.maximum > 0.0 else None),
-        number(window.output_tokens_per_second),
-        "void" if window.void else said,
-    )
+def _pace(window: WindowSummary) -> str:
+    if window.offered_per_second is not None:
+        return per_second(window.offered_per_second)
+    return f"{window.concurrency} user{'s' if window.concurrency > 1 else ''}"
 
 
 def _latencies(outcome: LoadTestOutcome, policy: LoadTestPolicy) -> Table | None:
@@ -139,7 +129,8 @@ def _latencies(outcome: LoadTestOutcome, policy: LoadTestPolicy) -> Table | None
     several = f" in {len(windows)} windows" if len(windows) > 1 else ""
     title = f"{what}: latencies in ms of {requests:,} requests{several}"
     note = "Figures are of the middle window, and of the lowest and the highest." if several else ""
-    return _table(title, ("latency", "p50", "p90", "p95", "p99", "max", "limit"), rows, filter(None, (note,)))
+    head = ("latency", *QUANTILES.values(), "max", "limit")
+    return _table(title, dict(zip(head, zip(*rows, strict=True), strict=True)), filter(None, (note,)))
 
 
 def _latency_row(words: str, latencies: Sequence[Latency | None], level: ServiceLevel, limit: str) -> Row | None:
@@ -157,13 +148,21 @@ def _latency_row(words: str, latencies: Sequence[Latency | None], level: Service
 
 
 def _faults(windows: Sequence[WindowSummary]) -> Table | None:
-    kinds = dict.fromkeys(kind for window in windows for kind in window.faults)
-    rows = []
-    for kind in kinds:
-        hit = [window for window in windows if window.faults.get(kind)]
-        said = next((w.fault_detail for w in hit if w.fault_detail and next(iter(w.faults)) == kind), "")
-        rows.append((kind, f"{sum(w.faults[kind] for w in hit):,}", _names(hit), quote(said)))
-    return _table("Failed requests by kind", ("fault", "requests", "windows", "message of the first"), rows)
+    hit = {
+        kind: [window for window in windows if window.faults.get(kind)]
+        for kind in dict.fromkeys(kind for window in windows for kind in window.faults)
+    }
+    said = {
+        kind: next((w.fault_detail for w in own if w.fault_detail and next(iter(w.faults)) == kind), "")
+        for kind, own in hit.items()
+    }
+    columns = {
+        "fault": list(hit),
+        "requests": [f"{sum(window.faults[kind] for window in own):,}" for kind, own in hit.items()],
+        "windows": [_names(own) for own in hit.values()],
+        "message of the first": [quote(text) for text in said.values()],
+    }
+    return _table("Failed requests by kind", columns)
 
 
 def _names(windows: Sequence[WindowSummary]) -> str:
@@ -172,25 +171,19 @@ def _names(windows: Sequence[WindowSummary]) -> str:
 
 
 def _server(windows: Sequence[WindowSummary]) -> Table | None:
-    head = (
-        "window", "queue ms", "active", "KV cache", "GPU", "GPU memory", "input tokens", "output tokens",
-    )  # fmt: skip
-    rows = [row for window in windows if any((row := _server_row(window))[1:])]
-    return _table("The server, by its own metrics", head, rows)
-
-
-def _server_row(window: WindowSummary) -> Row:
-    use = window.server
-    return (
-        window.name,
-        text_or_blank(use.queue_milliseconds, milliseconds),
-        text_or_blank(use.active_requests, str),
-        text_or_blank(use.kv_cache_fraction, percent),
-        text_or_blank(use.gpu_utilization_fraction, percent),
-        text_or_blank(use.gpu_memory_bytes, byte_size),
-        text_or_blank(use.input_tokens, "{:,}".format),
-        text_or_blank(use.output_tokens, "{:,}".format),
-    )
+    told = [window for window in windows if any(value for name, value in window.server if name != "samples")]
+    uses = [window.server for window in told]
+    columns = {
+        "window": [window.name for window in told],
+        "queue ms": [milliseconds(use.queue_milliseconds) for use in uses],
+        "active": [text_or_blank(use.active_requests, str) for use in uses],
+        "KV cache": [text_or_blank(use.kv_cache_fraction, percent) for use in uses],
+        "GPU": [text_or_blank(use.gpu_utilization_fraction, percent) for use in uses],
+        "GPU memory": [text_or_blank(use.gpu_memory_bytes, byte_size) for use in uses],
+        "input tokens": [text_or_blank(use.input_tokens, "{:,}".format) for use in uses],
+        "output tokens": [text_or_blank(use.output_tokens, "{:,}".format) for use in uses],
+    }
+    return _table("The server, by its own metrics", columns)
 
 
 def _pair(latency: Latency | None) -> str:

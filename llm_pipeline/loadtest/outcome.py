@@ -78,7 +78,6 @@ class WindowSummary(Frozen):
 
     name: str
     phase: Phase
-    seed: int
     requests: int
     failed: int
     faults: dict[str, int]

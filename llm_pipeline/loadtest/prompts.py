@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from llm_pipeline.base.errors import ConfigError, unless_io
-from llm_pipeline.base.json_document import require_whole
+from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.base.json_document import read_lines, require_whole
 
 CountTokens = Callable[[str], int]
 Integers = NDArray[np.int64]
@@ -48,35 +47,21 @@ def read_prompts(path: Path, *, with_output_tokens: bool = False) -> tuple[Recor
         ConfigError: The file cannot be read or is empty, or a line is not a prompt.
     """
     found: dict[str, RecordedPrompt] = {}
-    try:
-        with path.open(encoding="utf-8", newline="\n") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    prompt = _prompt(line, with_output_tokens, f"{path}:{number}")
-                    found.setdefault(prompt.text, prompt)
-    except (OSError, UnicodeDecodeError) as error:
-        raise unless_io(error, ConfigError(f"cannot be read: {error}", where=str(path))) from error
+    for row, where in read_lines(path):
+        prompt, tokens = row.get("prompt"), row.get("output_tokens", 0)
+        if not isinstance(prompt, str) or not prompt.strip():
+            raise ConfigError("the line has no text in 'prompt'", where=where, hint='write {"prompt": "..."}')
+        require_whole(prompt, where=where)
+        if type(tokens) is not int or tokens < int(with_output_tokens):
+            raise ConfigError(
+                "the line has no number of tokens in 'output_tokens'",
+                where=where,
+                hint="the workload's output_tokens are `recorded`: state how long the answer was",
+            )
+        found.setdefault(prompt, RecordedPrompt(prompt, tokens))
     if not found:
         raise ConfigError("the file holds no prompts", where=str(path), hint='write lines {"prompt": "..."}')
     return tuple(found.values())
-
-
-def _prompt(line: str, with_output_tokens: bool, where: str) -> RecordedPrompt:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"not a JSON object: {error}", where=where) from error
-    if not isinstance(row, dict) or not isinstance(row.get("prompt"), str) or not row["prompt"].strip():
-        raise ConfigError("the line has no text in 'prompt'", where=where, hint='write {"prompt": "..."}')
-    require_whole(row["prompt"], where=where)
-    tokens = row.get("output_tokens", 0)
-    if type(tokens) is not int or tokens < int(with_output_tokens):
-        raise ConfigError(
-            "the line has no number of tokens in 'output_tokens'",
-            where=where,
-            hint="the workload's output_tokens are `recorded`: state how long the answer was",
-        )
-    return RecordedPrompt(row["prompt"], tokens)
 
 
 class Composer:

@@ -52,9 +52,8 @@ class Windows:
 
     def closed(self, phase: Phase, users: int, seconds: float, *, most: int, keep: bool = False) -> Records:
         """A closed loop of so many users."""
-        seed = self._next_seed()
-        traffic = self._source.closed_loop(users, seconds, seed, maximum_requests=most)
-        return self._measure(phase, phase, seed, traffic, keep=keep)
+        traffic = self._source.closed_loop(users, seconds, self._next_seed(), maximum_requests=most)
+        return self._keep(phase, phase, traffic, self._client.send(traffic), keep=keep)
 
     def warm_up(self, users: int, seconds: float, *, most: int) -> Records:
         """A closed loop that is not remembered."""
@@ -90,7 +89,7 @@ class Windows:
         traffic = self._source.windows(rate, seconds, seeds)
         sent = self._client.send(traffic)
         held = []
-        for place, seed in enumerate(seeds[1:], start=1):
+        for place in range(1, self.policy.windows + 1):
             span = place * seconds, (place + 1) * seconds
             records = sent.records.between(*span)
             if not len(records.judged):
@@ -99,21 +98,16 @@ class Windows:
             if place == self.policy.windows:  # the server's metrics cannot be divided, and are told once
                 measured = replace(sent, records=records, window_seconds=seconds)
             part = traffic.between(*span)
-            held.append(self._keep(f"{name}-{first + place - 1}", "confirmation", seed, part, measured, keep=True))
+            held.append(self._keep(f"{name}-{first + place - 1}", "confirmation", part, measured, keep=True))
         return held, sent
 
     def _open(self, name: str, phase: Phase, rate: float, seconds: float, *, keep: bool) -> Records:
-        seed = self._next_seed()
-        return self._measure(name, phase, seed, self._source.open_loop(rate, seconds, seed), keep=keep)
+        traffic = self._source.open_loop(rate, seconds, self._next_seed())
+        return self._keep(name, phase, traffic, self._client.send(traffic), keep=keep)
 
-    def _measure(self, name: str, phase: Phase, seed: int, traffic: Traffic, *, keep: bool) -> Records:
-        return self._keep(name, phase, seed, traffic, self._client.send(traffic), keep=keep)
-
-    def _keep(
-        self, name: str, phase: Phase, seed: int, traffic: Traffic, measured: MeasuredWindow, *, keep: bool
-    ) -> Records:
+    def _keep(self, name: str, phase: Phase, traffic: Traffic, measured: MeasuredWindow, *, keep: bool) -> Records:
         void = void_reason(measured.records, self.policy) if traffic.arrivals is not None else ""
-        summary = summarize_window(name, phase, seed, traffic, measured, self.policy, void=void)
+        summary = summarize_window(name, phase, traffic, measured, self.policy, void=void)
         self.summaries.append(summary)
         if keep and self._directory is not None:
             write_records(self._directory / f"{name}.csv.gz", measured.records)
@@ -142,10 +136,9 @@ Values = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 
-def summarize_window(  # noqa: PLR0917 - its name, its traffic and its result
+def summarize_window(
     name: str,
     phase: Phase,
-    seed: int,
     traffic: Traffic,
     measured: MeasuredWindow,
     policy: LoadTestPolicy,
@@ -157,7 +150,6 @@ def summarize_window(  # noqa: PLR0917 - its name, its traffic and its result
     Args:
         name: Unique in the load test.
         phase: What the window was for.
-        seed: What its traffic was drawn with.
         traffic: What was sent.
         measured: What came of it.
         policy: Says what a good request is.
@@ -176,7 +168,6 @@ def summarize_window(  # noqa: PLR0917 - its name, its traffic and its result
     return WindowSummary(
         name=name,
         phase=phase,
-        seed=seed,
         requests=len(judged),
         failed=int(np.sum(~answered)),
         faults={fault.words: count for fault, count in faults.items()},

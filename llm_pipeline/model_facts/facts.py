@@ -149,7 +149,7 @@ class ModelFacts(ConfigModel):
     @property
     def is_mixture(self) -> bool:
         """Whether the model has experts."""
-        return any(group.copies > 1 for group in self.matrices)
+        return self.experts > 0
 
     @property
     def experts(self) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 from llm_pipeline.artifacts.checkpoint_loading import load_tokenizer
 from llm_pipeline.base.digest import canonical_json, sha256_bytes, sha256_json
 from llm_pipeline.base.errors import ConfigError, unless_io
-from llm_pipeline.base.json_document import require_whole
+from llm_pipeline.base.json_document import read_lines, require_whole
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.catalog.named_sets import named_set
 from llm_pipeline.config.quantization import NAMED_SET, Calibration, QuantizationRecipe, apportion
@@ -72,49 +72,19 @@ def read_source(path: Path, source: str, *, chat: bool) -> tuple[Sample, ...]:
     Raises:
         ConfigError: The file is unreadable, or a line of it is no sample.
     """
-    if not source.startswith(NAMED_SET):
-        return tuple(_sample(row, "messages" if chat else "text", where) for row, where in _rows(path))
-    published = named_set(source, chat=chat)
-    return tuple(
-        _sample(row, published.field, where)
-        for row, where in _rows(path, columns=[published.field])
-        if not _is_blank(row.get(published.field))
-    )
+    named = named_set(source, chat=chat) if source.startswith(NAMED_SET) else None
+    field = named.field if named else "messages" if chat else "text"
+    rows = _parquet_rows(path, [named.field] if named else None) if path.suffix == ".parquet" else read_lines(path)
+    return tuple(_sample(row, field, where) for row, where in rows if not (named and _is_blank(row.get(field))))
 
 
-def _rows(path: Path, columns: Sequence[str] = ()) -> Iterator[tuple[dict[str, Any], str]]:
-    """The rows of a file, each with where it stands."""
-    if path.suffix == ".parquet":
-        yield from _parquet_rows(path, columns)
-        return
-    try:
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield _row(line, f"{path}:{number}"), f"{path}:{number}"
-    except OSError as error:
-        raise unless_io(error, ConfigError(f"cannot be read: {error}", where=str(path))) from error
-
-
-def _row(line: bytes, where: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line.decode())
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"not UTF-8: {error.reason}", where=where) from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"not a JSON object: {error}", where=where) from error
-    if not isinstance(row, dict):
-        raise ConfigError("not a JSON object", where=where)
-    return row
-
-
-def _parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[dict[str, Any], str]]:
+def _parquet_rows(path: Path, columns: list[str] | None) -> Iterator[tuple[dict[str, Any], str]]:
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
     try:
         number = 0
-        for batch in ParquetFile(path).iter_batches(columns=list(columns) or None):
+        for batch in ParquetFile(path).iter_batches(columns=columns):
             for row in batch.to_pylist():
                 number += 1
                 yield row, f"{path} row {number}"

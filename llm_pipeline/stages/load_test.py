@@ -293,11 +293,11 @@ def _production(flow: ReleaseProgress, target: str, candidate: ArtifactRef) -> A
 
 STAGE = Stage(
     name="load_test",
-    version=8,
+    version=9,
     config=LoadTestConfig,
     request=request,
     run=run,
-    tools=("httptools", "uvloop"),
+    tools=("aiohttp", "uvloop"),
     places=frozenset({"endpoint", "comparison"}),
     measures=True,
 )

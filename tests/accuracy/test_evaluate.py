@@ -139,7 +139,7 @@ def test_numbers_that_are_not_finite_never_pass(source, baseline, tmp_path):
     assert "log-likelihood is nan" in judgement.summary
 
 
-def test_an_evaluation_that_is_killed_and_damaged_goes_on_and_ends_the_same(source, tmp_path, monkeypatch):
+def test_an_evaluation_that_is_killed_goes_on_and_ends_the_same(source, tmp_path, monkeypatch):
     evaluation = EVALUATION.model_copy(update={"limit": 60})
     command = [sys.executable, "-c", KILLED, source, TASKS, tmp_path, evaluation.model_dump_json()]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -147,9 +147,7 @@ def test_an_evaluation_that_is_killed_and_damaged_goes_on_and_ends_the_same(sour
     assert killed.returncode == -signal.SIGKILL
     kept = tmp_path / "answers.jsonl"
     lines = kept.read_bytes().splitlines()
-    key, comma, answer = lines[20].partition(b'", ')
-    lines[20] = key + comma + answer.translate(bytes.maketrans(b"0123456789", b"1234567890"))  # another answer
-    kept.write_bytes(b"\n".join(lines)[:-5])  # and the last line is torn
+    kept.write_bytes(b"\n".join(lines)[:-5])  # the last line is torn
     counted, advance = [], Progress.advance
     monkeypatch.setattr(Progress, "advance", lambda self, steps=1: counted.append(steps) or advance(self, steps))
     resumed = evaluate_baseline({"checkpoint": source, "tasks": TASKS}, evaluation, "float16", tmp_path)
@@ -157,7 +155,7 @@ def test_an_evaluation_that_is_killed_and_damaged_goes_on_and_ends_the_same(sour
     counted.clear()
     whole = evaluate_baseline({"checkpoint": source, "tasks": TASKS}, evaluation, "float16", tmp_path / "whole")
     assert resumed.items == whole.items
-    assert again == len(counted) - (len(list(filter(None, lines))) - 2)
+    assert again == len(counted) - (len(list(filter(None, lines))) - 1)
 
 
 def test_another_tokenizer_length_or_generation_is_not_comparable(source, baseline, tmp_path):

@@ -43,7 +43,10 @@ def test_every_window_has_its_line_and_every_rate_its_verdict(outcome):
 
 
 def test_a_void_window_says_so_and_decides_nothing(outcome):
-    windows = [w.model_copy(update={"void": "the client was late."} if w.seed == 11 else {}) for w in outcome.windows]
+    windows = [
+        w.model_copy(update={"void": "the client was late."} if w.name == "confirmation-1-2" else {})
+        for w in outcome.windows
+    ]
     void = outcome.model_copy(update={"windows": tuple(windows)})
     table = findings(void, POLICY)[0]
     assert "confirmation-1-2 is void: the client was late." in table.notes
@@ -98,12 +101,12 @@ def test_what_a_server_said_stays_on_one_line(outcome, tmp_path: Path):
 def of_rows(*rows: Row) -> WindowSummary:
     traffic = Traffic.closed_loop([LoadRequest("p", 8)], 1, 10.0)
     measured = MeasuredWindow(records(rows), 10.0, ServerUse())
-    return summarize_window("floor", "floor", 0, traffic, measured, POLICY)
+    return summarize_window("floor", "floor", traffic, measured, POLICY)
 
 
 def test_failed_requests_are_counted_by_kind_and_kept_out_of_the_percentiles():
     traffic, measured = measured_window(20.0, 15.0, 1, broken=6)
-    result = summarize_window("target", "target", 1, traffic, measured, POLICY)
+    result = summarize_window("target", "target", traffic, measured, POLICY)
     assert (result.requests, result.failed, result.faults) == (300, 6, {"stream cut": 6})
     assert result.fault_detail == "connection reset by peer"
     assert result.answered_per_second == pytest.approx(294 / 15)

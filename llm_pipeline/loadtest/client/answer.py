@@ -7,7 +7,6 @@ the rules of `serving/completions`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from http import HTTPStatus
 from math import isnan, nan
@@ -29,7 +28,6 @@ _KEPT_BYTES = 1 << 16  # of the body of a refusal
 _FIELDS = (b":", b"event:", b"id:", b"retry:")  # of a stream of events, beside "data:"
 _LONGEST_PIECE_BYTES = 1 << 22  # of one chunk, or of a whole answer: far above any generation
 _SHED_STATUSES = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
-_decode = json.JSONDecoder().decode
 _FAULTS: Mapping[Flaw, Fault] = {
     "cut": Fault.CUT,
     "cancelled": Fault.CANCELLED,
@@ -90,13 +88,12 @@ class Answer:
         self.fault, self.detail, self._pending = fault, detail[:KEPT_CHARACTERS], b""
 
     def break_off(self, now: float, detail: str) -> None:
-        """The connection was lost. The answer may still be whole, if the connection's end marks its end."""
+        """The connection was lost; what came in whole lines may be all of the answer."""
         if not self.status:
             self.end(Fault.CONNECTION, detail)
             return
-        incomplete = b"data:".startswith(self._pending[:5]) and not _is_json(self._pending.removeprefix(b"data:"))
-        if self.status == HTTPStatus.OK and incomplete:
-            self._pending = b""  # an incomplete chunk does not count
+        if self.status == HTTPStatus.OK:
+            self._pending = b""
         self.complete(now)
 
     def complete(self, now: float) -> None:
@@ -156,11 +153,3 @@ class Answer:
         if fault is Fault.CUT and self._stray:
             detail = f"{detail}; the server said: {self._stray.decode(errors='replace').strip()}"
         return fault, detail
-
-
-def _is_json(body: bytes) -> bool:
-    try:
-        _decode(body.decode())
-    except (ValueError, RecursionError):
-        return False
-    return True
