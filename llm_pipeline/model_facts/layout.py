@@ -13,9 +13,11 @@ attention one matrix a head.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from math import prod
 from typing import Any, NamedTuple
 
 from llm_pipeline.model_facts.facts import CacheGroup
+from llm_pipeline.model_facts.grouping import HeldTensor
 from llm_pipeline.model_facts.words import ConfigWords
 
 _STATE_ELEMENT = 4
@@ -210,13 +212,6 @@ def _stated(words: ConfigWords, layers: int, kv_bytes: int) -> CacheGroup:
     )
 
 
-class Shaped(NamedTuple):
-    """A tensor's name and shape."""
-
-    name: str
-    shape: tuple[int, ...]
-
-
 class _Decoder(NamedTuple):
     """What architectures of the Llama kind differ in.
 
@@ -251,12 +246,11 @@ _DECODERS: Mapping[str, _Decoder] = {
 }
 
 
-def is_known(words: ConfigWords) -> bool:
-    """Whether the decoder's architecture is one of those whose tensors are known."""
-    return words.model_type in _DECODERS
+def _tensor(name: str, shape: tuple[int, ...]) -> HeldTensor:
+    return HeldTensor(name, "BF16", shape, 2 * prod(shape))
 
 
-def expected_tensors(words: ConfigWords) -> list[Shaped] | None:
+def expected_tensors(words: ConfigWords) -> list[HeldTensor] | None:
     """All tensors of the decoder; None for an architecture that is not known here.
 
     Raises:
@@ -266,35 +260,35 @@ def expected_tensors(words: ConfigWords) -> list[Shaped] | None:
     if decoder is None:
         return None
     hidden, vocabulary = words.count("hidden_size"), words.count("vocab_size")
-    found = [Shaped("model.embed_tokens.weight", (vocabulary, hidden)), Shaped("model.norm.weight", (hidden,))]
+    found = [_tensor("model.embed_tokens.weight", (vocabulary, hidden)), _tensor("model.norm.weight", (hidden,))]
     if not words.flag("tie_word_embeddings", decoder.tied):
-        found.append(Shaped("lm_head.weight", (vocabulary, hidden)))
-    norms = [Shaped(f"norm{number}.weight", (hidden,)) for number in range(decoder.norms)]
+        found.append(_tensor("lm_head.weight", (vocabulary, hidden)))
+    norms = [_tensor(f"norm{number}.weight", (hidden,)) for number in range(decoder.norms)]
     every = [*_attention(words, decoder), *norms]
     every += _mlp(words, decoder)
     for layer in range(words.count("num_hidden_layers")):
-        found += [Shaped(f"model.layers.{layer}.{name}", shape) for name, shape in every]
+        found += [tensor._replace(name=f"model.layers.{layer}.{tensor.name}") for tensor in every]
     return found
 
 
-def _attention(words: ConfigWords, decoder: _Decoder) -> Iterator[Shaped]:
+def _attention(words: ConfigWords, decoder: _Decoder) -> Iterator[HeldTensor]:
     hidden, width = words.count("hidden_size"), head_size(words)
     queries, keys = words.count("num_attention_heads") * width, kv_heads(words) * width
     if decoder.fused:
-        yield Shaped("self_attn.qkv_proj.weight", (queries + 2 * keys, hidden))
+        yield _tensor("self_attn.qkv_proj.weight", (queries + 2 * keys, hidden))
     else:
         for name, rows in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
-            yield Shaped(f"self_attn.{name}.weight", (rows, hidden))
+            yield _tensor(f"self_attn.{name}.weight", (rows, hidden))
             if decoder.biases or words.flag("attention_bias", False):
-                yield Shaped(f"self_attn.{name}.bias", (rows,))
-    yield Shaped("self_attn.o_proj.weight", (hidden, queries))
+                yield _tensor(f"self_attn.{name}.bias", (rows,))
+    yield _tensor("self_attn.o_proj.weight", (hidden, queries))
     if words.flag("attention_bias", False):
-        yield Shaped("self_attn.o_proj.bias", (hidden,))
+        yield _tensor("self_attn.o_proj.bias", (hidden,))
     if decoder.head_norms:
-        yield from (Shaped(f"self_attn.{name}_norm.weight", (width,)) for name in ("q", "k"))
+        yield from (_tensor(f"self_attn.{name}_norm.weight", (width,)) for name in ("q", "k"))
 
 
-def _mlp(words: ConfigWords, decoder: _Decoder) -> Iterator[Shaped]:
+def _mlp(words: ConfigWords, decoder: _Decoder) -> Iterator[HeldTensor]:
     hidden, experts = words.count("hidden_size"), words.optional("num_experts")
     if experts is None:
         yield from _gated("mlp", words.count("intermediate_size"), hidden, fused=decoder.fused)
@@ -303,7 +297,7 @@ def _mlp(words: ConfigWords, decoder: _Decoder) -> Iterator[Shaped]:
     place = "block_sparse_moe" if mixtral else "mlp"
     names = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
     width = words.optional("moe_intermediate_size") or words.count("intermediate_size")
-    yield Shaped(f"{place}.gate.weight", (experts, hidden))
+    yield _tensor(f"{place}.gate.weight", (experts, hidden))
     for expert in range(experts):
         yield from _gated(f"{place}.experts.{expert}", width, hidden, names)
 
@@ -311,11 +305,11 @@ def _mlp(words: ConfigWords, decoder: _Decoder) -> Iterator[Shaped]:
 def _gated(
     place: str, width: int, hidden: int, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"), *,
     fused: bool = False,
-) -> Iterator[Shaped]:  # fmt: skip
+) -> Iterator[HeldTensor]:  # fmt: skip
     gate, up, down = names
     if fused:
-        yield Shaped(f"{place}.gate_up_proj.weight", (2 * width, hidden))
+        yield _tensor(f"{place}.gate_up_proj.weight", (2 * width, hidden))
     else:
-        yield Shaped(f"{place}.{gate}.weight", (width, hidden))
-        yield Shaped(f"{place}.{up}.weight", (width, hidden))
-    yield Shaped(f"{place}.{down}.weight", (hidden, width))
+        yield _tensor(f"{place}.{gate}.weight", (width, hidden))
+        yield _tensor(f"{place}.{up}.weight", (width, hidden))
+    yield _tensor(f"{place}.{down}.weight", (hidden, width))

@@ -45,17 +45,3 @@ def test_the_page_names_refusals_in_words_and_what_differs():
     assert "| gpt2 | none: not run | fp8 [1] |\n" in written
     assert "| phi3 | none: not run, fp8 FAILS: build: no |  |\n" in written
     assert "1. Conv1D -> recipe none\n" in written
-
-
-def test_recipes_that_a_cpu_makes_are_all_tried():
-    recipes = matrix.cpu_recipes()
-    assert {"none", "fp8", "int4_awq", "int8_smoothquant", "int4_fp8_search"} <= set(recipes)
-    assert not {"nvfp4", "mxfp4", "fp8_kv_nvfp4"} & set(recipes)
-
-
-def test_an_answer_that_differs_is_no_success():
-    recipes = matrix.cpu_recipes()
-    differing = matrix.Outcome("llama", "none", asked=15, differing=1)
-    assert not matrix.works(differing, recipes["none"])
-    assert matrix.works(differing, recipes["fp8"])
-    assert not matrix.works(matrix.Outcome("llama", "fp8", failed="x"), recipes["fp8"])

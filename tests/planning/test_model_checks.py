@@ -36,11 +36,8 @@ def write_model(root: Path, config: dict[str, Any]) -> None:
     (root / "tokenizer.json").write_bytes(TOKENIZER)
     plain = ConfigWords({key: value for key, value in config.items() if key != "quantization_config"})
     header, end = {}, 0
-    for name, shape in expected_tensors(plain) or ():
-        size = 2
-        for number in shape:
-            size *= number
-        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [end, end + size]}
+    for name, dtype, shape, size in expected_tensors(plain) or ():
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [end, end + size]}
         end += size
     text = json.dumps(header).encode()
     with (root / "model.safetensors").open("wb") as stream:
