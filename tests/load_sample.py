@@ -121,7 +121,7 @@ def sample_load_test(directory: Path, *, broken: int = 0, seconds: float = 16.0)
         confirmed_rate_per_second=None if broken else CONFIRMED_RATE,
         token_cost=TokenCost(estimate=0.42, lower=0.38, upper=0.43, currency="USD"),
         notes=("The GPU's memory is not told by this server.",),
-        judgement=_judgement(windows[-3:], broken),
+        judgement=_judgement(broken),
     )  # fmt: skip
     write_outcome(directory, outcome)
     return outcome
@@ -129,27 +129,14 @@ def sample_load_test(directory: Path, *, broken: int = 0, seconds: float = 16.0)
 
 def _point(rate: float, window: WindowSummary) -> RatePoint:
     verdict = Verdict.GO if window.good_fraction >= POLICY.attainment else Verdict.NO_GO
-    return RatePoint(
-        rate_per_second=rate,
-        good_fraction=window.good_fraction,
-        verdict=verdict,
-        window=window.name,
-    )
+    return RatePoint(rate_per_second=rate, good_fraction=window.good_fraction, verdict=verdict, window=window.name)
 
 
-def _judgement(windows: list[WindowSummary], broken: int) -> Judgement:
-    requests = sum(window.requests for window in windows)
-    good = sum(window.good_fraction * window.requests for window in windows) / requests
-    failed = Verdict.NO_GO if broken else Verdict.GO
+def _judgement(broken: int) -> Judgement:
     facts = [
-        Evidence(
-            name="failed requests", verdict=failed, measured=broken / requests, limit=0.0, unit="fraction",
-            samples=requests, detail=f"{broken} streams were cut." if broken else "",
-        ),
-        Evidence(
-            name="service level met", verdict=Verdict.GO, measured=good, lower=good - 0.01, limit=0.95,
-            unit="fraction", samples=requests,
-        ),
-    ]  # fmt: skip
-    words = f"{broken} requests failed." if broken else f"At {CONFIRMED_RATE:g}/s the service level is met."
-    return judge(words, facts)
+        Evidence(name="failed requests", verdict=Verdict.NO_GO if broken else Verdict.GO, measured=broken, limit=0.0),
+        Evidence(name="service level met", verdict=Verdict.GO, measured=0.97, lower=0.96, limit=0.95, unit="fraction"),
+    ]
+    return judge(
+        f"{broken} requests failed." if broken else f"At {CONFIRMED_RATE:g}/s the service level is met.", facts
+    )

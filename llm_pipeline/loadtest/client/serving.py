@@ -201,8 +201,7 @@ class Sender:
         except aiohttp.ClientResponseError as error:
             answer.end(Fault.MALFORMED, f"not HTTP: {error.message}")
         except NO_ANSWER as error:
-            lost = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError)
-            if reused and lost and not answer.status:
+            if reused and isinstance(error, aiohttp.ClientConnectionError) and not answer.status:
                 return False
             answer.break_off(_monotonic(), f"{type(error).__name__}: {error}")
         return True
