@@ -134,8 +134,16 @@ def _point(rate: float, window: WindowSummary) -> RatePoint:
 
 def _judgement(broken: int) -> Judgement:
     facts = [
-        Evidence(name="failed requests", verdict=Verdict.NO_GO if broken else Verdict.GO, measured=broken, limit=0.0),
-        Evidence(name="service level met", verdict=Verdict.GO, measured=0.97, lower=0.96, limit=0.95, unit="fraction"),
+        Evidence(name="failed requests", verdict=Verdict.NO_GO if broken else Verdict.GO, measured=broken, samples=960),
+        Evidence(
+            name="service level met",
+            verdict=Verdict.GO,
+            measured=0.97,
+            lower=0.96,
+            limit=0.95,
+            unit="fraction",
+            samples=960,
+        ),
     ]
     return judge(
         f"{broken} requests failed." if broken else f"At {CONFIRMED_RATE:g}/s the service level is met.", facts

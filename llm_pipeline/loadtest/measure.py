@@ -35,11 +35,11 @@ from llm_pipeline.loadtest.server_metrics import ServerSampler
 from llm_pipeline.loadtest.traffic import Traffic
 
 _REQUEST_SECONDS = 500e-6
-_CHUNK_SECONDS = 60e-6
+_CHUNK_SECONDS = 30e-6
 """Processor time per request, and per chunk of its answer; measured on an EPYC core."""
 
 _BUSY_SHARE = 0.4  # of a core: above it, a process sends late in bursts
-_USERS_A_PROCESS = 64
+_USERS_A_PROCESS = 128
 _LAG_QUANTILE = 0.99
 _log = get_logger(__name__)
 

@@ -54,7 +54,7 @@ class Fault(IntEnum):
     words: str
     """What it is, for a table."""
 
-    def __new__(cls, number: int, words: str) -> Self:
+    def __new__(cls, number: int, words: str = "") -> Self:
         """The fault of a number."""
         fault = int.__new__(cls, number)
         fault._value_, fault.words = number, words

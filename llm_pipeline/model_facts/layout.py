@@ -246,6 +246,11 @@ _DECODERS: Mapping[str, _Decoder] = {
 }
 
 
+def is_known(words: ConfigWords) -> bool:
+    """Whether the decoder's architecture is one of those whose tensors are known."""
+    return words.model_type in _DECODERS
+
+
 def _tensor(name: str, shape: tuple[int, ...]) -> HeldTensor:
     return HeldTensor(name, "BF16", shape, 2 * prod(shape))
 

@@ -19,7 +19,7 @@ from typing import Any
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.model_facts.facts import MatrixGroup, ModelFacts
 from llm_pipeline.model_facts.grouping import Grouped, HeldTensor, Packing, group_tensors
-from llm_pipeline.model_facts.layout import caches, expected_tensors, head_size, kv_heads
+from llm_pipeline.model_facts.layout import caches, expected_tensors, head_size, is_known, kv_heads
 from llm_pipeline.model_facts.words import LARGEST, ConfigWords
 
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
@@ -128,7 +128,7 @@ def _scaled(words: ConfigWords, scaling: Mapping[str, Any]) -> int:
 
 _ONE_PROJECTION = {
     "gpt2", "gpt_neox", "gpt_bigcode", "falcon", "bloom", "mpt", "chatglm", "dbrx", "codegen",
-    "mamba", "mamba2", "falcon_mamba", "phi3",
+    "mamba", "mamba2", "falcon_mamba",
 }  # fmt: skip
 """Architectures without a matrix for keys alone."""
 
@@ -259,7 +259,7 @@ def _check_keys(words: ConfigWords, matrices: Sequence[MatrixGroup]) -> None:
     if "kv_bytes_per_token" in words.sizes or words.optional("kv_lora_rank") is not None:
         return
     keys = {group.rows for group in matrices if group.name.endswith(".k_proj")}
-    if not keys and not (words.model_type in _ONE_PROJECTION or words.named_layers):
+    if not keys and not (is_known(words) or words.model_type in _ONE_PROJECTION or words.named_layers):
         raise words.unknown("kv_bytes_per_token", f"is of architecture {words.model_type}, whose cache is not known")
     if keys and (stated := kv_heads(words) * head_size(words)) not in keys:
         raise ConfigError(

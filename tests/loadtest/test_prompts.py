@@ -72,13 +72,13 @@ def test_prompts_are_read_with_the_lengths_of_their_answers(tmp_path):
     [
         (b'{"prompt": "x"}\n{"text": "y"}\n', r"p\.jsonl:2: .*'prompt'.*write", False),
         (b'{"prompt": "x"}\n\n{"prompt": " "}\n', r"p\.jsonl:3: .*'prompt'", False),
-        (b"[1]\n", r"p\.jsonl:1: .*'prompt'", False),
+        (b"[1]\n", r"p\.jsonl:1: not a JSON object", False),
         (b"{\n", r"p\.jsonl:1: not a JSON object", False),
         (b'{"prompt": "a \\ud800"}\n', r"p\.jsonl:1: .*\\ud800 is half of a character", False),
         (b'{"prompt": "x", "output_tokens": "7"}\n', r"p\.jsonl:1: .*'output_tokens'", False),
         (b'{"prompt": "x", "output_tokens": 3}\n{"prompt": "y"}\n', r"p\.jsonl:2: .*'output_tokens'.*recorded", True),
         (b"\n", r"p\.jsonl: the file holds no prompts", False),
-        (b"\xff\xfe", r"p\.jsonl: cannot be read", False),
+        (b"\xff\xfe", r"p\.jsonl:1: not UTF-8", False),
     ],
 )
 def test_what_is_no_prompt_is_refused_with_its_line(tmp_path, text, message, recorded):

@@ -142,7 +142,7 @@ def test_a_model_that_transformers_does_not_know_is_refused_before_its_weights_a
 
 
 VALUES: tuple[Any, ...] = (5, -1, 2.5, True, "x", [], {}, [1, "a"], [[1]], {"a": 1}, {"a": [1]}, [{"a": 1}])
-MIXTURE = {**config_of("Qwen3-30B-A3B"), "mlp_only_layers": [0], "first_k_dense_replace": 1}
+MIXTURE = config_of("Qwen3-30B-A3B")
 QUANTIZED = {**MIXTURE, "quantization_config": {"quant_method": "compressed-tensors", "config_groups": {},
              "ignore": [], "bits": 4, "group_size": 128, "modules_to_not_convert": []}}  # fmt: skip
 SCALED = {**LLAMA, "rope_scaling": {"rope_type": "yarn", "type": "yarn", "factor": 2.0,

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import pytest
 from judging import gpu_target, recipe
-from published import config_of, facts_of
+from published import config_of, facts_of, tensors_of
 
 from llm_pipeline.catalog.tables import find_gpu
 from llm_pipeline.config.target import Parallelism
 from llm_pipeline.config.workload import SharedPrefixes, Workload
 from llm_pipeline.loadtest.physics import PhysicalLimits
 from llm_pipeline.model_facts.facts import ModelFacts
+from llm_pipeline.model_facts.grouping import HeldTensor
 from llm_pipeline.model_facts.reader import ModelDocuments, read_facts
 from llm_pipeline.planning.speed import (
     RooflineEngine,
@@ -122,9 +124,11 @@ def test_one_token_reads_its_own_experts_only():
 
 def test_bounds_of_a_checkpoint_that_is_quantized_already_are_no_slower_than_its_bytes_and_the_fastest_cores():
     gpu = find_gpu(H200)
-    plain = {key: value for key, value in config_of("DeepSeek-V3").items() if key != "quantization_config"}
+    config = {key: value for key, value in config_of("DeepSeek-V3").items() if key != "quantization_config"}
+    weights = [tensor for tensor in tensors_of("DeepSeek-V3") or () if not tensor.name.endswith("_scale_inv")]
+    plain = [HeldTensor(tensor.name, "BF16", tensor.shape, 2 * prod(tensor.shape)) for tensor in weights]
     stored = RooflineEngine(facts_of("DeepSeek-V3"), recipe("none"), gpu)
-    unquantized = RooflineEngine(read_facts(ModelDocuments(plain)), recipe("none"), gpu)
+    unquantized = RooflineEngine(read_facts(ModelDocuments(config, plain)), recipe("none"), gpu)
     assert decode_step_seconds(stored, 1, 0) < 0.6 * decode_step_seconds(unquantized, 1, 0)
     assert prompt_seconds(stored, 1_000_000) == pytest.approx(prompt_seconds(unquantized, 1_000_000) / 2, rel=0.02)
     assert decode_step_seconds(stored, 1, 0) > 30e9 / (gpu.mem_bw_gb_s * 1e9)

@@ -23,7 +23,6 @@ from llm_pipeline.serving.completions import (
     refusal_text,
 )
 
-_MOST_TOKENS = 2_000_000_000  # records hold no larger number
 _KEPT_BYTES = 1 << 16  # of the body of a refusal
 _FIELDS = (b":", b"event:", b"id:", b"retry:")  # of a stream of events, beside "data:"
 _LONGEST_PIECE_BYTES = 1 << 22  # of one chunk, or of a whole answer: far above any generation
@@ -121,7 +120,7 @@ class Answer:
         if piece is None:
             return
         text, tokens, reason, input_tokens = piece
-        self.output_tokens = min(self.output_tokens + tokens, _MOST_TOKENS)
+        self.output_tokens += tokens
         self.input_tokens = max(self.input_tokens, input_tokens)
         if text:
             self.last_text_at = now

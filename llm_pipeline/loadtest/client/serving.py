@@ -2,7 +2,7 @@
 
 Connections are aiohttp's, kept open, and as many as there are requests under way: a limit would make requests wait in
 the client, and the server would look better than it is. A server may close a kept connection at any moment, also while
-a request is on its way: a request on such a connection, of which not one byte was answered, is sent once more, and its
+a request is on its way: a request on such a connection, of which not one byte was answered, is sent again, and its
 latency goes on from its schedule. Nothing else is ever sent twice.
 """
 
