@@ -19,7 +19,7 @@ from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.config.release import ExpectedScore
-from llm_pipeline.inspection.listing import release_rows
+from llm_pipeline.inspection.release_summaries import summarize
 from llm_pipeline.release.decision import Decision, decision_name, refusal
 from llm_pipeline.release.record import read_release_record, release_record_name
 from llm_pipeline.release_progress import ReleaseProgress
@@ -202,6 +202,5 @@ def test_a_release_that_nobody_approved_says_who_when_and_what_was_asked(
     assert headline.sentence.startswith(told)
     assert headline.sentence.endswith("The question: Promote it on cpu?")
     if answer != "waiting":
-        (row,) = release_rows(chosen.store)
-        assert row.verdict == answer
+        assert summarize(chosen.store, RELEASE).row.verdict == answer
     assert refusal([asked], record.created_at + timedelta(seconds=1)) is None  # another run asks anew
