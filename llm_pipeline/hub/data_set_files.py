@@ -8,16 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llm_pipeline.artifacts.pinned import HubFile, PinnedDataSet
-from llm_pipeline.base.digest import sha256_bytes
-from llm_pipeline.base.durable import replace_durably
 from llm_pipeline.hub.access import Hub, NotOnTheHub
 from llm_pipeline.hub.download import fetch_files
 from llm_pipeline.hub.hub_source import HubSource
 from llm_pipeline.hub.kept_data_sets import using
 from llm_pipeline.hub.source import FileSource
 from llm_pipeline.hub.sources import HubDataSets
-
-_PIN = "pinned.json"
 
 
 @dataclass(frozen=True)
@@ -69,22 +65,11 @@ def fetch_dataset_file(hub: Hub, dataset: str, commit: str, path: str, kept: Pat
         IntegrityError: The bytes are wrong twice, or the hub's answer cannot be used.
         DiskTooSmall: The file does not fit.
     """
-    directory = kept / dataset / commit
-    with using(directory):
-        pinned = _pinned(hub, dataset, commit, path, directory)
-        fetch_files(HubSource(hub, "dataset"), pinned, pinned.files, directory)
-        return directory / path, pinned.files[0]
-
-
-def _pinned(hub: Hub, dataset: str, commit: str, path: str, directory: Path) -> PinnedDataSet:
-    """Pin the file; requested once, because a commit's files never change."""
-    record = directory / f"{sha256_bytes(path.encode())[:16]}.{_PIN}"
-    if record.exists():
-        return PinnedDataSet.model_validate_json(record.read_text())
     known = HubDataSets(hub).pin(dataset, commit)
     file = next((file for file in known.files if file.path == path), None)
     if file is None:
         raise NotOnTheHub(f"the data set has no file {path}", where=f"{dataset}@{commit[:12]}")
-    pinned = PinnedDataSet(id=known.id, commit=commit, files=(file,))
-    replace_durably(record, pinned.model_dump_json().encode())
-    return pinned
+    directory = kept / dataset / commit
+    with using(directory):
+        fetch_files(HubSource(hub, "dataset"), known, [file], directory)
+        return directory / path, file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,67 +28,39 @@ class Listing:
 
     def reference(self) -> Reference:
         """The commit and the digest of its files that count."""
-        return Reference(commit=self.commit, content=self.head("", None).content)
+        return Reference(commit=self.commit, content=self.head("", {}).content)
 
-    def head(self, revision: str, since: Listing | None) -> Head:
-        """The commit as the policy sees it, with the files that differ from those of `since`."""
+    def head(self, revision: str, before: Mapping[str, str]) -> Head:
+        """The commit as the policy sees it, with the files that count, or are gone, and differ from those before."""
         try:
-            counted = _counted_of(self.files)
+            fetched = select_files(self.files).fetched
         except (IntegrityError, Unsupported) as error:
             return Head(commit=self.commit, revision=revision, unusable=error.message)
-        changed = _differences(self.files, since.files) if since is not None else frozenset()
-        relevant = changed & (counted.keys() | (since.counted() if since is not None else frozenset()))
+        candidates = {*fetched, *(before.keys() - self.files.keys())} if before else set()
         return Head(
             commit=self.commit,
             revision=revision,
-            content=sha256_json(counted),
-            counted=tuple(sorted(relevant)),
-            others=tuple(sorted(changed - relevant)),
+            content=sha256_json({path: self.files[path] for path in fetched}),
+            counted=tuple(sorted(path for path in candidates if self.files.get(path) != before.get(path))),
         )
 
-    def counted(self) -> frozenset[str]:
-        """Names of the files that count; none when the commit cannot be released."""
-        try:
-            return frozenset(_counted_of(self.files))
-        except (IntegrityError, Unsupported):
-            return frozenset()
 
+def observe(hub: Hub, model_id: str, revision: str, reference: Reference | None) -> Head:
+    """What a revision names now, compared with a reference.
 
-class Observer:
-    """Looks at one revision again and again; keeps the listings of the last two commits that mattered."""
-
-    def __init__(self, hub: Hub, model_id: str, revision: str) -> None:
-        self._hub = hub
-        self._model_id = model_id
-        self._revision = revision
-        self._listings: dict[str, Listing] = {}
-
-    def head(self, reference: Reference | None) -> Head:
-        """What the revision names now, compared with a reference.
-
-        Raises:
-            HubRefused: No such repository or revision, or no access to it.
-            HubUnavailable: The hub cannot be asked now.
-            IntegrityError: An answer is malformed.
-        """
-        commit = head_commit(self._hub, self._model_id, self._revision)
-        if reference is not None and commit == reference.commit:
-            return Head(commit=commit, revision=self._revision, content=reference.content)
-        listing = self._listing(commit)
-        before = self._listing_if_there(reference.commit) if reference is not None else None
-        self._listings = {one.commit: one for one in (listing, before) if one is not None}
-        return listing.head(self._revision, before)
-
-    def _listing(self, commit: str) -> Listing:
-        if commit not in self._listings:
-            self._listings[commit] = list_commit(self._hub, self._model_id, commit)
-        return self._listings[commit]
-
-    def _listing_if_there(self, commit: str) -> Listing | None:
-        try:
-            return self._listing(commit)
-        except HubRefused:  # rewritten history: the hub forgets commits that nothing names
-            return None
+    Raises:
+        HubRefused: No such repository or revision, or no access to it.
+        HubUnavailable: The hub cannot be asked now.
+        IntegrityError: An answer is malformed.
+    """
+    commit = head_commit(hub, model_id, revision)
+    if reference is not None and commit == reference.commit:
+        return Head(commit=commit, revision=revision, content=reference.content)
+    before: Mapping[str, str] = {}
+    if reference is not None:
+        with suppress(HubRefused):  # rewritten history: the hub forgets commits that nothing names
+            before = list_commit(hub, model_id, reference.commit).files
+    return list_commit(hub, model_id, commit).head(revision, before)
 
 
 def head_commit(hub: Hub, model_id: str, revision: str) -> str:
@@ -118,17 +91,3 @@ def list_commit(hub: Hub, model_id: str, commit: str) -> Listing:
 def listing_of(model: PinnedModel) -> Listing:
     """The files of a model that was resolved before, as far as they are fetched."""
     return Listing(model.commit, {file.path: file.content for file in model.files})
-
-
-def _counted_of(files: Mapping[str, str]) -> dict[str, str]:
-    """Out of all of a commit's files, those that a release fetches.
-
-    Raises:
-        IntegrityError: The listing names unsafe files.
-        Unsupported: It is not a model that can be released.
-    """
-    return {path: files[path] for path in select_files(files).fetched}
-
-
-def _differences(files: Mapping[str, str], before: Mapping[str, str]) -> frozenset[str]:
-    return frozenset(path for path in files.keys() | before.keys() if files.get(path) != before.get(path))

@@ -99,8 +99,7 @@ class Head:
 
     Attributes:
         content: Digest of the files that count; empty when the commit cannot be released.
-        counted: Files that count and differ from the reference's.
-        others: Other files that differ from the reference's.
+        counted: Files that count, or are gone, and differ from the reference's.
         unusable: Why the commit cannot be released; empty when it can.
         claims: Which run released a commit: of this commit and of the one being started, as far as claimed.
         busy: Whether a run of the DAG is queued or running: it may be the one that claims the start.
@@ -110,7 +109,6 @@ class Head:
     revision: str = "main"
     content: str = ""
     counted: tuple[str, ...] = ()
-    others: tuple[str, ...] = ()
     unusable: str = ""
     claims: Mapping[str, str] = field(default_factory=dict)
     busy: bool = False
@@ -205,8 +203,7 @@ def _looked(watch: Watch, state: WatchState, seen: Head, now: datetime) -> tuple
     if seen.unusable:
         return state, WatchDecision(f"{commit} cannot be released: {seen.unusable}", poll, trouble=True)
     if seen.content == reference.content:
-        words = f"{commit} changes nothing that counts since {_short(reference.commit)}: {_named(seen.others)}"
-        return state, WatchDecision(words, poll)
+        return state, WatchDecision(f"{commit} changes nothing that counts since {_short(reference.commit)}", poll)
     if firing is not None and seen.content == firing.content:
         return _waiting(watch, state, firing, seen, now)
     quiet_until = (state.since or now) + timedelta(minutes=watch.quiet_minutes)

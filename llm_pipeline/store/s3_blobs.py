@@ -162,7 +162,7 @@ class S3Blobs:
                 if attempt == _UPLOADS - 1:
                     raise
                 back_off(attempt)
-            files = {name: file for name, file in files.items() if self._stated(self.head(name)) != file.sha256}
+            files = {name: file for name, file in files.items() if self._claimed(name) != file.sha256}
 
     def sha256(self, item: Listed) -> str:
         hashing = _Hashing()
@@ -170,12 +170,8 @@ class S3Blobs:
         return hashing.sha256.hexdigest()
 
     def stated_sha256(self, item: Listed) -> str | None:
-        """What S3 stores of an object that came in one request, if its uploader wrote its own beside it.
-
-        Of one that came in parts S3 stores the SHA-256 of the parts' SHA-256, which tells nothing here: there the one
-        counts that its uploader wrote beside it.
-        """
-        return self._stated(self.head(item.name))
+        """What its uploader wrote beside it, which an object that others put in its place does not have."""
+        return self._claimed(item.name)
 
     def unfinished(self) -> Iterator[Leftover]:
         """Multipart uploads that were neither completed nor aborted."""
@@ -250,11 +246,9 @@ class S3Blobs:
             for name, transfer in begun.items():
                 self._await(transfer, name)
 
-    @staticmethod
-    def _stated(head: S3Head | None) -> str | None:
-        if head is None or head.claimed is None or head.parts:
-            return head.claimed if head else None
-        return head.sha256 or head.claimed
+    def _claimed(self, name: str) -> str | None:
+        head = self.head(name)
+        return head.claimed if head else None
 
     def _fetch(self, transfers: Iterable[tuple[Any, Wanted]]) -> None:
         with self._transfers() as manager:

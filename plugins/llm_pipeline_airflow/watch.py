@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow.sdk import Asset, AssetOrTimeSchedule, AssetWatcher, CronTriggerTimetable
 from airflow.sdk.exceptions import AirflowException, AirflowRuntimeError
@@ -40,9 +40,6 @@ from llm_pipeline_airflow.connections import fetch_secrets
 from llm_pipeline_airflow.dag_options import cron_timetable
 from llm_pipeline_airflow.faults import get_logger, known_fault
 from llm_pipeline_airflow.runs import dag_id_of
-
-if TYPE_CHECKING:
-    from llm_pipeline.hub.observe import Observer
 
 log = get_logger(__name__)
 
@@ -211,8 +208,12 @@ class HubRevisionTrigger(BaseEventTrigger):
 
     def _decide(self, state: WatchState, *, busy: bool) -> tuple[WatchState, WatchDecision]:
         """One look at the hub and the store, and what it leads to; blocking."""
-        watched, store, observer = self.watched, self._store, self._observer
-        head = observer.head(state.reference)
+        from llm_pipeline.hub.access import connect
+        from llm_pipeline.hub.observe import observe
+
+        watched, store = self.watched, self._store
+        hub = connect(watched.endpoint, watched.token_variable)
+        head = observe(hub, watched.model_id, watched.revision, state.reference)
         commits = {head.commit} | ({state.firing.commit} if state.firing else set())
         claims = {one: claim.run for one in commits if (claim := read_claim(store, watched.config, one))}
         return decide(watched.watch, state, replace(head, claims=claims, busy=busy), datetime.now(UTC))
@@ -220,14 +221,6 @@ class HubRevisionTrigger(BaseEventTrigger):
     @cached_property
     def _store(self) -> ArtifactStore:
         return open_store(self.watched.store)
-
-    @cached_property
-    def _observer(self) -> Observer:
-        from llm_pipeline.hub.access import connect
-        from llm_pipeline.hub.observe import Observer
-
-        hub = connect(self.watched.endpoint, self.watched.token_variable)
-        return Observer(hub, self.watched.model_id, self.watched.revision)
 
     def _show(self, state: WatchState, decision: WatchDecision) -> None:
         """Write the decision for people; a store that cannot be written shows when claims are read."""

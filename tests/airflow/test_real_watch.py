@@ -79,7 +79,7 @@ def test_a_commit_of_documentation_starts_nothing_and_the_page_says_so(scene):
     assert scene.runs() == []
     page = scene.client._send("GET", "/llm-pipeline/releases").text
     assert "Watched on the hub" in page
-    assert "README.md" in page
+    assert "changes nothing that counts" in page
 
 
 def test_a_commit_of_weights_starts_a_release_of_exactly_that_commit(scene):

@@ -209,8 +209,8 @@ def test_an_exception_that_nobody_expected_is_logged_once_and_the_watch_goes_on(
 def test_the_page_shows_what_people_wrote_as_text(watching):
     from llm_pipeline_airflow.web import page
 
-    watching.hub.publish(**{"<script>.md": b"x"})
-    watching.events(2)
+    watching.hub.publish(**{"<script>.json": b"{}"})
+    watching.events(1)
     watches = [(load_release(watching.project.config).config, read_status(watching.store, "tiny"))]
     nothing = SimpleNamespace(unread=(), wrong=(), releases=(), paths=())
     others = {"serving": (), "listed": (), "states": (), "text": "", "state": ""}

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.config.release import Watch
 from llm_pipeline.hub.access import Hub, HubRefused
-from llm_pipeline.hub.observe import Observer, head_commit, list_commit
+from llm_pipeline.hub.observe import head_commit, list_commit, observe
 from llm_pipeline.hub.watch import DAY, Head, Reference, Start, Trouble, WatchDecision, WatchState, decide
 from llm_pipeline.release.watch_record import Claim, claim_commit, read_claim, read_claims
 from llm_pipeline.store import ArtifactStore, open_store
@@ -75,8 +75,8 @@ def test_a_commit_that_follows_begins_the_quiet_period_anew_and_only_the_last_on
     ("head", "words", "trouble"),
     [
         (
-            Head(B, content="old", others=("README.md",)),
-            f"{B[:12]} changes nothing that counts since {A[:12]}: README.md",
+            Head(B, content="old"),
+            f"{B[:12]} changes nothing that counts since {A[:12]}",
             False,
         ),
         (
@@ -134,38 +134,31 @@ def test_trouble_backs_off_as_the_hub_asks_and_is_forgotten_by_the_next_answer()
     assert see(RELEASED, Trouble("429", retry_after_seconds=7200))[1].look_again_seconds == 7200
 
 
-def test_an_observer_names_what_changed_by_whether_it_counts(local_hub: LocalHub, hub: Hub):
+def test_a_look_names_what_counts_and_changed_and_asks_once_where_nothing_did(local_hub: LocalHub, hub: Hub):
     first = local_hub.publish()
-    observer = Observer(hub, "demo/tiny", "main")
     reference = list_commit(hub, "demo/tiny", first).reference()
-    assert observer.head(reference) == Head(first, content=reference.content)
+    before = len(local_hub.faults.requests)
+    assert observe(hub, "demo/tiny", "main", reference) == Head(first, content=reference.content)
+    assert len(local_hub.faults.requests) == before + 1
 
     readme = local_hub.publish(README__md=b"# other words\n")
-    head = observer.head(reference)
-    assert (head.commit, head.content, head.counted, head.others) == (readme, reference.content, (), ("README.md",))
+    assert observe(hub, "demo/tiny", "main", reference) == Head(readme, content=reference.content)
 
     local_hub.publish(config__json=b'{"model_type": "qwen"}', tokenizer__json=None, notes__txt=b"x")
-    head = observer.head(reference)
+    head = observe(hub, "demo/tiny", "main", reference)
     assert head.content != reference.content
-    assert (head.counted, head.others) == (("config.json", "tokenizer.json"), ("notes.txt",))
-
-
-def test_a_look_at_an_unchanged_branch_is_one_request(local_hub: LocalHub, hub: Hub):
-    first = local_hub.publish()
-    before = len(local_hub.faults.requests)
-    Observer(hub, "demo/tiny", "main").head(Reference(commit=first, content="x"))
-    assert len(local_hub.faults.requests) == before + 1
+    assert head.counted == ("config.json", "tokenizer.json")
 
 
 def test_a_reference_whose_commit_is_gone_is_compared_by_its_digest(local_hub: LocalHub, hub: Hub):
     digest = list_commit(hub, "demo/tiny", local_hub.publish()).reference().content
-    head = Observer(hub, "demo/tiny", "main").head(Reference(commit="f" * 40, content=digest))
-    assert (head.content, head.counted, head.others) == (digest, (), ())
+    head = observe(hub, "demo/tiny", "main", Reference(commit="f" * 40, content=digest))
+    assert (head.content, head.counted) == (digest, ())
 
 
 def test_a_commit_without_weights_is_unusable_not_trouble(local_hub: LocalHub, hub: Hub):
     local_hub.publish(model__safetensors=None)
-    assert "no safetensors" in Observer(hub, "demo/tiny", "main").head(None).unusable
+    assert "no safetensors" in observe(hub, "demo/tiny", "main", None).unusable
 
 
 def test_a_deleted_branch_is_refused_and_a_hub_that_is_down_is_transient(local_hub: LocalHub, hub: Hub):
