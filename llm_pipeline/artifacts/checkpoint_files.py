@@ -7,17 +7,14 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llm_pipeline.artifacts.model_rules import ADDITIONAL_TEMPLATES, GENERATION, read_model_rules
-from llm_pipeline.base.errors import IntegrityError, Unsupported
+from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.json_document import read_object
 from llm_pipeline.catalog.modelopt_formats import MIXED
 from llm_pipeline.model_facts.grouping import Packing
 from llm_pipeline.model_facts.words import ConfigWords
-
-if TYPE_CHECKING:
-    from llm_pipeline.artifacts.tensor_formats import LayerFormat
 
 COMPANIONS = (
     "tokenizer.json",
@@ -66,61 +63,32 @@ QUANTIZATION_FILE = "hf_quant_config.json"
 
 
 @dataclass(frozen=True)
-class LayerScheme:
-    """What a checkpoint says about one layer.
-
-    Attributes:
-        algorithm: modelopt's name.
-        group_size: Input columns that share a scale; None where the format has no groups.
-    """
-
-    algorithm: str
-    group_size: int | None = None
-
-    def format(self, where: str) -> LayerFormat:
-        """How a layer of this scheme is stored.
-
-        Raises:
-            Unsupported: This package cannot read the algorithm.
-        """
-        from llm_pipeline.artifacts.tensor_formats import FORMATS
-
-        if self.algorithm not in FORMATS:
-            raise Unsupported(f"cannot read weights of {self.algorithm}", where=where)
-        return FORMATS[self.algorithm]
-
-
-@dataclass(frozen=True)
 class QuantizationMetadata:
     """What a checkpoint says about its own quantization.
 
     Attributes:
         algorithm: modelopt's name (`FP8`, `W4A16_AWQ`, `MIXED_PRECISION`, ...); of another tool's checkpoint its method
             and format (`compressed-tensors W8A8`, `gptq 4 bit`); None for a plain checkpoint.
-        group_size: Input columns that share a scale; None where the format has no groups, or each layer its own.
         kv_cache: modelopt's name of the KV cache format; None for the model's own precision.
         excluded: Module name patterns left at the model's own precision.
-        producer: The tool and version that wrote it; empty where it does not say.
-        layers: Of a mixed checkpoint: each quantized layer's own scheme.
+        layers: Of a mixed checkpoint: modelopt's name by quantized layer.
         foreign: Another tool than modelopt quantized it.
     """
 
     algorithm: str | None
-    group_size: int | None
-    kv_cache: str | None
-    excluded: tuple[str, ...]
-    producer: str
-    layers: Mapping[str, LayerScheme] = field(default_factory=dict)
+    kv_cache: str | None = None
+    excluded: tuple[str, ...] = ()
+    layers: Mapping[str, str] = field(default_factory=dict)
     foreign: bool = False
 
-    def scheme(self, layer: str) -> LayerScheme:
-        """What it says about one quantized layer.
+    def algorithm_of(self, layer: str) -> str:
+        """What it says about one quantized layer, in modelopt's words.
 
         Raises:
             IntegrityError: It does not say.
         """
         if self.algorithm not in (None, MIXED):
-            return LayerScheme(str(self.algorithm), self.group_size)
+            return str(self.algorithm)
         if layer not in self.layers:
             raise IntegrityError(f"{QUANTIZATION_FILE} does not say how it is quantized", where=layer)
         return self.layers[layer]
@@ -138,22 +106,15 @@ def read_quantization(source: Path) -> QuantizationMetadata:
         packing = Packing(ConfigWords(config))
         if packing.method == "modelopt":
             raise IntegrityError(f"config.json is quantized but {QUANTIZATION_FILE} is missing", where=str(source))
-        return QuantizationMetadata(
-            packing.name or None, None, packing.kv_cache or None, (), "", foreign=bool(packing.method)
-        )
+        return QuantizationMetadata(packing.name or None, packing.kv_cache or None, foreign=bool(packing.method))
     document = read_json(path)
     try:
-        facts, producer = document["quantization"], document["producer"]
+        facts = document["quantization"]
         return QuantizationMetadata(
             algorithm=facts["quant_algo"],
-            group_size=facts.get("group_size"),
             kv_cache=facts.get("kv_cache_quant_algo"),
             excluded=tuple(facts.get("exclude_modules") or ()),
-            producer=f"{producer['name']} {producer['version']}",
-            layers={
-                name: LayerScheme(scheme["quant_algo"], scheme.get("group_size"))
-                for name, scheme in (facts.get("quantized_layers") or {}).items()
-            },
+            layers={name: scheme["quant_algo"] for name, scheme in (facts.get("quantized_layers") or {}).items()},
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise IntegrityError(f"not modelopt's quantization file: {error!r}", where=str(path)) from error

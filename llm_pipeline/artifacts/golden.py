@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 
 from llm_pipeline.artifacts.items import ScoredItem
-from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.base.json_document import load_records
 from llm_pipeline.base.records import Frozen
 
 GOLDEN_FILE = "golden.jsonl"
@@ -113,11 +113,4 @@ def read_golden(directory: Path) -> list[GoldenPrompt]:
     Raises:
         IntegrityError: The file is missing, or a line is not a golden prompt.
     """
-    path = directory / GOLDEN_FILE
-    try:
-        with path.open(encoding="utf-8", newline="\n") as stream:
-            return [GoldenPrompt.model_validate_json(line) for line in stream]
-    except FileNotFoundError as error:
-        raise IntegrityError("there are no golden prompts", where=str(path)) from error
-    except (ValidationError, UnicodeDecodeError) as error:
-        raise IntegrityError(f"not a golden prompt: {error}", where=str(path)) from error
+    return load_records(GoldenPrompt, directory / GOLDEN_FILE, "not a golden prompt")

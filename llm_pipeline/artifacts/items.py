@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.base.json_document import load_records
 from llm_pipeline.base.records import Frozen
 
 ITEMS_FILE = "items.jsonl"
@@ -58,11 +58,4 @@ def read_items(directory: Path) -> list[ScoredItem]:
     Raises:
         IntegrityError: The file is missing or a line is not an item.
     """
-    path = directory / ITEMS_FILE
-    try:
-        with path.open(encoding="utf-8") as stream:
-            return [ScoredItem.model_validate_json(line) for line in stream]
-    except FileNotFoundError as error:
-        raise IntegrityError("the evaluation has no items", where=str(path)) from error
-    except ValidationError as error:
-        raise IntegrityError(f"not a scored item: {error}", where=str(path)) from error
+    return load_records(ScoredItem, directory / ITEMS_FILE, "not a scored item")

@@ -5,7 +5,7 @@ modelopt's memory differs from the exported one (the export smooths fused layers
 tensors are the only truth:
 
     checkpoint = Checkpoint(directory)               # opens the files, loads nothing
-    checkpoint.metadata                              # formats, group size, excluded modules
+    checkpoint.metadata                              # formats, excluded modules
     checkpoint.tensors                               # each is read from its file when it is used
     checkpoint.weight("model.layers.0.mlp.up_proj")  # dequantized
 """
@@ -21,8 +21,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from llm_pipeline.artifacts.checkpoint_files import read_json, read_quantization
-from llm_pipeline.artifacts.tensor_formats import ActivationFormat, LayerFormat, StoredWeight
-from llm_pipeline.base.errors import IntegrityError, unless_io
+from llm_pipeline.artifacts.tensor_formats import FORMATS, ActivationFormat, LayerFormat, StoredWeight
+from llm_pipeline.base.errors import IntegrityError, Unsupported, unless_io
 
 
 class StoredTensors(Mapping[str, torch.Tensor]):
@@ -104,7 +104,10 @@ class Checkpoint:
             Unsupported: The layer's format cannot be read.
             IntegrityError: It does not say.
         """
-        return self.metadata.scheme(name).format(name)
+        algorithm = self.metadata.algorithm_of(name)
+        if algorithm not in FORMATS:
+            raise Unsupported(f"cannot read weights of {algorithm}", where=name)
+        return FORMATS[algorithm]
 
     def stored(self, name: str) -> StoredWeight:
         """A quantized layer's packed weight and scales.

@@ -54,6 +54,15 @@ def load_record(kind: type[RecordT], path: Path, problem: str) -> RecordT:
         ) from error
 
 
+def load_records(kind: type[RecordT], path: Path, problem: str) -> list[RecordT]:
+    """The records in a file of JSON lines; see `load_record`."""
+    try:
+        with path.open(encoding="utf-8", newline="\n") as stream:
+            return [kind.model_validate_json(line) for line in stream]
+    except (OSError, ValueError) as error:  # pydantic's errors and UnicodeDecodeError are ValueErrors
+        raise unless_io(error, IntegrityError(f"{problem}: {error}", where=str(path))) from error
+
+
 def read_object(
     path: Path, *, where: str | None = None, maximum_bytes: int = MAXIMUM_BYTES, finite: bool = True
 ) -> dict[str, Any]:

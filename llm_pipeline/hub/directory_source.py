@@ -6,7 +6,7 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -82,19 +82,11 @@ class DirectorySource:
 
     def resolve(self, model_id: str, revision: str) -> PinnedModel:
         """Pins the files by their hashes, which reads every byte of those that are fetched."""
-        where = str(self.root)
         selection = self._selection()
-        with ThreadPoolExecutor(_HASHED_AT_ONCE) as pool:
-            files = tuple(pool.map(self._hashed, selection.fetched))
+        files, commit = self._hashed(selection.fetched, revision, "model.revision")
         card = self.root / CARD_FILE
         text = read_part(card, 0, MAXIMUM_CARD_BYTES).decode(errors="replace") if card.exists() else ""
-        model = PinnedModel(
-            id=model_id,
-            commit=content_commit({file.path: file.content for file in files}),
-            files=files,
-            license=stated_license(card_fields(text)),
-        )
-        require_revision(model.commit, revision, where)
+        model = PinnedModel(id=model_id, commit=commit, files=files, license=stated_license(card_fields(text)))
         report_resolved(model, selection)
         return model
 
@@ -106,10 +98,7 @@ class DirectorySource:
             SourceRefused: The revision is not what the directory holds.
         """
         paths = sorted(path for path in self._paths() if unsafe_reason(path) is None)
-        with ThreadPoolExecutor(_HASHED_AT_ONCE) as pool:
-            files = tuple(pool.map(self._hashed, paths))
-        commit = content_commit({file.path: file.content for file in files})
-        require_revision(commit, revision, str(self.root), field="evaluation.data_revisions")
+        files, commit = self._hashed(paths, revision, "evaluation.data_revisions")
         return PinnedDataSet(id=name, commit=commit, files=files)
 
     def look(self, model_id: str, revision: str) -> ModelLook:
@@ -146,7 +135,15 @@ class DirectorySource:
             paths += [(Path(folder) / name).relative_to(self.root).as_posix() for name in names]
         return paths
 
-    def _hashed(self, path: str) -> HubFile:
+    def _hashed(self, paths: Iterable[str], revision: str, field: str) -> tuple[tuple[HubFile, ...], str]:
+        """The files with their hashes, and an id over these, which the revision must be, or none."""
+        with ThreadPoolExecutor(_HASHED_AT_ONCE) as pool:
+            files = tuple(pool.map(self._hash, paths))
+        commit = content_commit({file.path: file.content for file in files})
+        require_revision(commit, revision, str(self.root), field=field)
+        return files, commit
+
+    def _hash(self, path: str) -> HubFile:
         size, sha256 = 0, hashlib.sha256()
         with _open_regular(self.root / path, str(self.root / path)) as stream:
             while chunk := stream.read(_BLOCK):

@@ -8,7 +8,6 @@ at any moment, the same call goes on with the files that were whole.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -54,7 +53,8 @@ def download_model(source: FileSource, model: PinnedModel, destination: Path) ->
         The files that were not there yet.
 
     Raises:
-        DiskTooSmall: The missing bytes do not fit; or the disk filled up meanwhile.
+        DiskTooSmall: The missing bytes do not fit.
+        OSError: The disk filled up meanwhile, or failed.
         IntegrityError: A file's bytes are wrong twice, or the files are no sound model; the message names the file.
         Unsupported: The model asks for code from its repository.
         SourceRefused: The source does not give us a file.
@@ -74,7 +74,7 @@ def fetch_files(source: FileSource, model: PinnedModel, files: Sequence[HubFile]
     partial = directory.with_name(f"{directory.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     ordered = sorted(files, key=lambda file: file.size, reverse=True)
-    with _full_disks(directory), ThreadPoolExecutor(_FILES_AT_ONCE, thread_name_prefix="download") as pool:
+    with ThreadPoolExecutor(_FILES_AT_ONCE, thread_name_prefix="download") as pool:
         there = pool.map(lambda file: difference(directory / file.path, file), ordered)
         missing = [file for file, problem in zip(ordered, there, strict=True) if problem]
         require_space(directory, bytes_of(missing))
@@ -151,16 +151,6 @@ def _progress(directory: Path, partial: Path, files: Sequence[HubFile]) -> Itera
     finally:
         ended.set()
         thread.join()
-
-
-@contextmanager
-def _full_disks(directory: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise DiskTooSmall("the disk is full", where=str(directory), hint="free some space") from error
 
 
 def require_space(directory: Path, needed: int) -> None:

@@ -109,25 +109,20 @@ class S3Source:
 @contextmanager
 def _source_errors() -> Iterator[None]:
     """Raise the errors of a store's requests as a source's."""
+    from llm_pipeline.store.blobs import Changed
+    from llm_pipeline.store.s3_blobs import Absent
+
     try:
         yield
+    except Changed as error:
+        problem = "the object changed after the release was resolved"
+        raise IntegrityError(problem, where=error.where, hint="resolve the release again") from error
+    except Absent as error:
+        raise _gone(error.where) from error
     except PipelineError as error:
-        raise _as_source_error(error) from error
+        kind = SourceUnavailable if isinstance(error, Transient) else SourceRefused
+        raise kind(error.message, where=error.where, hint=error.hint) from error
 
 
 def _gone(where: str) -> SourceRefused:
     return SourceRefused("there is no such object", where=where, hint="resolve the release again")
-
-
-def _as_source_error(error: PipelineError) -> PipelineError:
-    from llm_pipeline.store.blobs import Changed
-    from llm_pipeline.store.s3_blobs import Absent
-
-    if isinstance(error, Changed):
-        return IntegrityError(
-            "the object changed after the release was resolved", where=error.where, hint="resolve the release again"
-        )
-    if isinstance(error, Absent):
-        return _gone(error.where)
-    kind = SourceUnavailable if isinstance(error, Transient) else SourceRefused
-    return kind(error.message, where=error.where, hint=error.hint)

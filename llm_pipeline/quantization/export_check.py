@@ -104,7 +104,7 @@ def _check_formats(checkpoint: Checkpoint, recipe: QuantizationRecipe, export: P
         )
     if not checkpoint.layers:
         raise IntegrityError("no layer is quantized", where=where)
-    found = {metadata.scheme(name).algorithm for name in checkpoint.layers}
+    found = {metadata.algorithm_of(name) for name in checkpoint.layers}
     allowed = {ALGORITHMS[kind] for kind in recipe.formats}
     if not found <= allowed:
         raise IntegrityError(f"layers are {', '.join(found)}, not {', '.join(allowed)}", where=where)

@@ -31,7 +31,6 @@ from llm_pipeline.store.manifest import (
     files_of,
     inventory,
     listing_differences,
-    not_whole,
     regular_files,
     require_unchanged,
 )
@@ -258,7 +257,12 @@ class ArtifactStore(Documents):
         return self._not_whole(opened.ref, found)
 
     def _not_whole(self, ref: ArtifactRef, found: Sequence[Difference]) -> IntegrityError:
-        return not_whole(ref, found, self._blobs.address(directory_of(ref)))
+        listing = "; ".join(f"{difference.path}: {difference.problem}" for difference in found[:5])
+        return IntegrityError(
+            f"artifact {ref} is not whole: {listing}",
+            where=self._blobs.address(directory_of(ref)),
+            hint="run the release again: the stage that makes it will replace it",
+        )
 
     def _by_directory(self) -> Iterator[tuple[str, dict[str, Listed]]]:
         """All that lies below `artifacts/`, complete or not: the directory of each, and the files at their paths."""

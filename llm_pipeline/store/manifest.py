@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -110,16 +110,6 @@ class Manifest(Frozen):
         if form != (_STATEMENT_TYPE, PREDICATE_TYPE):
             raise IntegrityError(f"not a manifest: a statement of the form {form}")
         return cls(kind=kind, files=files, provenance=made)
-
-
-def not_whole(ref: ArtifactRef, found: Sequence[Difference], where: str) -> IntegrityError:
-    """The error for an artifact that differs from its manifest, its seal or its signature."""
-    listing = "; ".join(f"{difference.path}: {difference.problem}" for difference in found[:5])
-    return IntegrityError(
-        f"artifact {ref} is not whole: {listing}",
-        where=where,
-        hint="run the release again: the stage that makes it will replace it",
-    )
 
 
 class FileState(NamedTuple):

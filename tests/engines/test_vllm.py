@@ -27,7 +27,7 @@ DRIFTING = 17
 DOUBLE = Path(__file__).parents[1] / "doubles" / "vllm_package"
 REF = ArtifactRef(kind="checkpoint", digest="c" * 64)
 LIMITS = {"maximum_sequences": 3, "maximum_tokens_per_request": 512, "maximum_batched_tokens": 64}
-PLAIN = QuantizationMetadata(None, None, None, (), "")
+PLAIN = QuantizationMetadata(None)
 
 
 @pytest.fixture
@@ -131,5 +131,5 @@ def test_the_targets_options_become_engine_arguments(target):
     assert (arguments["gpu_memory_utilization"], arguments["enable_prefix_caching"]) == (0.5, False)
     assert (arguments["enforce_eager"], arguments["kv_cache_dtype"], arguments["dtype"]) == (True, "auto", "float16")
     assert arguments["trust_remote_code"] is False
-    fp8 = QuantizationMetadata("FP8", None, "FP8", (), "")
+    fp8 = QuantizationMetadata("FP8", "FP8")
     assert json.loads(runtime_properties(place, "float16", fp8)["arguments"])["kv_cache_dtype"] == "fp8"

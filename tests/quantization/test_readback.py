@@ -114,7 +114,7 @@ def test_what_is_read_back_is_what_modelopt_rounds_to(llama, exported, name):
 def test_a_mixed_checkpoint_is_read_layer_by_layer(llama, mixed):
     checkpoint = Checkpoint(mixed)
     assert checkpoint.metadata.algorithm == "MIXED_PRECISION"
-    algorithms = {checkpoint.metadata.scheme(name).algorithm for name in checkpoint.layers}
+    algorithms = {checkpoint.metadata.algorithm_of(name) for name in checkpoint.layers}
     assert len(algorithms) == 7
     source = exports.load(llama)
     for name in checkpoint.layers:

@@ -29,7 +29,7 @@ def test_the_file_uses_the_servers_word_for_the_limit(tmp_path):
 
 
 def test_a_missing_file_and_a_bad_line_are_integrity_errors(tmp_path):
-    with pytest.raises(IntegrityError, match="no golden prompts"):
+    with pytest.raises(IntegrityError, match="not a golden prompt"):
         read_golden(tmp_path)
     (tmp_path / GOLDEN_FILE).write_text('{"prompt": "p"}\n')
     with pytest.raises(IntegrityError, match="not a golden prompt"):
