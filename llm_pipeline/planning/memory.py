@@ -7,8 +7,8 @@ layers keep of a sequence is in `model_facts/layout.py`. A layer with a sliding 
 window has only where the target tells its engine so (`attention_windows`): engines keep all of them otherwise.
 
 A search is asked for mean bits of a weight, counted by modelopt over all linear modules, the head and the excluded
-ones at 16 bits among them. Which layer gets which format is known only once the search has run; planning mixes the
-two formats whose bits are next to the mean that is left for the layers that may be quantized.
+ones at 16 bits among them. Which layer gets which format is known only once the search has run; planning takes the mean
+that is left for the layers that may be quantized.
 
 Experts are shared evenly by all ranks of a stage, whichever parallelism spreads them. Not counted: a draft model of
 speculative decoding, and what attention data parallelism copies.
@@ -19,9 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
-from itertools import pairwise
-from math import ceil
-from typing import NamedTuple
+from math import ceil, inf
 
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.catalog.output_head import keeps_head
@@ -49,14 +47,6 @@ _SEARCHED_BITS: Mapping[WeightFormat, float] = {"nvfp4": 4.5, "nvfp4_awq": 4.5}
 """Bits that a search of modelopt counts with, where they are not those of the stored weight."""
 
 
-class Share(NamedTuple):
-    """A fraction of the weights that a recipe may quantize, the format that they get, and its groups' size in INT4."""
-
-    weights: WeightFormat
-    fraction: float
-    group: int = 128
-
-
 def format_bits(weights: WeightFormat) -> float:
     """Bits of a stored weight without its scales; those of an unquantized one where the format does not say."""
     return float(WEIGHT_BITS[weights] or _UNQUANTIZED_BITS)
@@ -67,48 +57,21 @@ def bits_per_weight(recipe: QuantizationRecipe) -> float:
     return recipe.search.effective_bits[0] if recipe.search else format_bits(recipe.weights)
 
 
-def stored_bytes(parameters: int, shares: Sequence[Share]) -> int:
-    """Bytes of weights that are stored in some mixture of formats, their scales included."""
-    total = 0
-    for share in shares:
-        count = ceil(parameters * share.fraction)
-        scales = 0
-        if share.weights in BLOCKWISE:
-            scales = 4 * ceil(count / share.group)
-        elif share.weights in _SCALED_GROUPS:
-            scales = ceil(count / _SCALED_GROUPS[share.weights])
-        total += int(count * format_bits(share.weights)) // 8 + scales
-    return total
-
-
-def mixture(facts: ModelFacts, recipe: QuantizationRecipe) -> tuple[Share, ...]:
-    """Formats of the weights that the recipe may quantize."""
+def _stored_bits(facts: ModelFacts, recipe: QuantizationRecipe) -> float:
+    """Mean bits of a weight that the recipe quantizes, its scales included."""
+    scales = max(32 / recipe.group_size if name in BLOCKWISE else 0.0 for name in recipe.formats)
     if recipe.search is None:
-        return (Share(recipe.weights, 1.0, recipe.group_size),)
-    quantized, kept = _searched_parameters(facts, recipe)
-    bits = _UNQUANTIZED_BITS  # what is left for the layers that may be quantized, if all together have the mean
-    if quantized:
-        bits = (bits_per_weight(recipe) * (quantized + kept) - kept * _UNQUANTIZED_BITS) / quantized
-    by_bits: dict[float, WeightFormat] = {_UNQUANTIZED_BITS: "none"}
-    for name in reversed(recipe.search.formats):
-        by_bits[searched_bits(name)] = name
-    for low, high in pairwise(sorted(by_bits)):
-        if bits < high:
-            fraction = min(1.0, (high - bits) / (high - low))
-            return (Share(by_bits[low], fraction), Share(by_bits[high], 1.0 - fraction))
-    return (Share("none", 1.0),)
+        return format_bits(recipe.weights) + max(scales, 8 / _SCALED_GROUPS.get(recipe.weights, inf))
+    quantized, kept = _searched_parameters(facts, recipe)  # what is left for those that may be, if all have the mean
+    left = recipe.search.effective_bits[0] * (quantized + kept) - kept * _UNQUANTIZED_BITS
+    return min(left / quantized + scales, _UNQUANTIZED_BITS) if quantized else _UNQUANTIZED_BITS
 
 
 def least_effective_bits(facts: ModelFacts, recipe: QuantizationRecipe) -> float:
     """The fewest mean bits that a recipe's search can reach on a model."""
     quantized, kept = _searched_parameters(facts, recipe)
-    least = min(searched_bits(name) for name in recipe.formats)
+    least = min(_SEARCHED_BITS.get(name, format_bits(name)) for name in recipe.formats)
     return (quantized * least + kept * _UNQUANTIZED_BITS) / (quantized + kept)
-
-
-def searched_bits(weights: WeightFormat) -> float:
-    """Bits of a weight as a search counts them."""
-    return _SEARCHED_BITS.get(weights, format_bits(weights))
 
 
 def is_excluded(name: str, exclude: Sequence[str]) -> bool:
@@ -301,11 +264,9 @@ def _fullest_share(facts: ModelFacts, stages: int) -> float:
 
 def _linear_bytes(facts: ModelFacts, recipe: QuantizationRecipe, unquantized_bytes: int) -> tuple[int, int]:
     """Bytes of the linear modules inside the layers, and of the output head."""
-    shares = mixture(facts, recipe)
-    plain_fraction = sum(share.fraction for share in shares if share.weights == "none")
-    quantized = [share for share in shares if share.weights != "none"]
+    bits = 8.0 * unquantized_bytes if recipe.weights in ("none", "ready") else _stored_bits(facts, recipe)
     sizes = [
-        (kept + int(variable * plain_fraction)) * unquantized_bytes + stored_bytes(variable, quantized)
+        kept * unquantized_bytes + ceil(variable * bits / 8)
         for variable, kept in (layer_parameters(facts, recipe.exclude), head_parameters(facts, recipe))
     ]
     return sizes[0], sizes[1]

@@ -107,8 +107,7 @@ def plan_release(
     release_checks.check_data_files(loaded)
     require_enough(release.workload, release.policy.load_test)
     tasks = task_pool(release.evaluation, loaded.configs_root)
-    model = look_at_model(loaded, revision, source_seconds, required=read_model)
-    facts = model.facts
+    facts, origin_warnings = look_at_model(loaded, revision, source_seconds, required=read_model)
     if facts:
         release_checks.check_model(loaded, facts)
     release_checks.check_recipes(loaded, facts)
@@ -170,7 +169,7 @@ def plan_release(
         tasks=tasks,
         warnings=(
             *seen.warnings,
-            *model.warnings,
+            *origin_warnings,
             *([] if facts else [f"memory and disk are not judged: the sizes of {release.model.id} are not known"]),
             *release_checks.model_warnings(loaded, facts),
             *_target_warnings(loaded, targets),

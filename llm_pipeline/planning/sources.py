@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from pydantic import ValidationError
 
@@ -176,22 +176,14 @@ def _places(store: ArtifactStore, loaded: LoadedRelease, *, replace: bool) -> tu
     return tuple(warnings)
 
 
-class ModelLook(NamedTuple):
-    """What is known of a model.
-
-    Attributes:
-        facts: None only where nobody was to be asked, and nothing is stated.
-        warnings: What they rest on, where it is not the model itself.
-    """
-
-    facts: ModelFacts | None
-    warnings: tuple[str, ...] = ()
-
-
 def look_at_model(
     loaded: LoadedRelease, revision: str | None = None, seconds: float | None = None, *, required: bool = False
-) -> ModelLook:
+) -> tuple[ModelFacts | None, tuple[str, ...]]:
     """Read a release's model where it is.
+
+    Returns:
+        The facts, None only where nobody was to be asked and nothing is stated; and what they rest on, as warnings,
+        where it is not the model itself.
 
     Args:
         loaded: The release.
@@ -208,7 +200,7 @@ def look_at_model(
     """
     asked, where = loaded.release.model, str(loaded.path)
     if seconds == 0:
-        return ModelLook(stated_facts(asked.sizes))
+        return stated_facts(asked.sizes), ()
     sources = {recipe.name: source for recipe in loaded.release.recipes if (source := ready_checkpoint(recipe))}
 
     def look() -> tuple[ModelDocuments, dict[str, ModelDocuments]]:
@@ -224,11 +216,11 @@ def look_at_model(
             kind = type(error) if isinstance(error, SourceRefused | SourceUnavailable) else Transient
             message = f"the model cannot be read: {error.message}"
             raise kind(message, where=error.where or where, hint=hint) from error
-        facts = _facts(BY_HAND, asked, where)
-        return ModelLook(facts, (f"the model is judged by {BY_HAND.origin}, not by its own files: {error.message}",))
+        told = f"the model is judged by {BY_HAND.origin}, not by its own files: {error.message}"
+        return _facts(BY_HAND, asked, where), (told,)
     require_loader(loaded, documents)
     ready = {name: _facts(one, sources[name], where) for name, one in others.items()}
-    return ModelLook(_facts(documents, asked, where).model_copy(update={"ready": ready}))
+    return _facts(documents, asked, where).model_copy(update={"ready": ready}), ()
 
 
 def _look(loaded: LoadedRelease, asked: ModelSource, revision: str) -> ModelDocuments:

@@ -56,9 +56,9 @@ class ComparisonPlace(ConfigModel):
     """
 
     ports: ServerPorts
-    triton_home: str
-    python: str
-    state: str
+    triton_home: Path
+    python: Path
+    state: Path
 
 
 class LoadTestConfig(ConfigModel):
@@ -163,27 +163,11 @@ def _compared(
     from llm_pipeline.serving.comparison_server import comparison_server
 
     with ExitStack() as stack:
-        place = config.comparison
-        endpoint = stack.enter_context(
-            comparison_server(
-                context.store,
-                production,
-                place.ports,
-                triton_home=Path(place.triton_home),
-                python=Path(place.python),
-                state=Path(place.state),
-                wait_seconds=config.staging.ready_timeout_seconds,
-            )
-        )
-        other = stack.enter_context(LoadClient(endpoint))
-        facts = compare(
-            client,
-            other,
-            source,
-            config.policy,
-            config.workload.rate_per_second,
-            seed=config.workload.seed,
-        )
+        wait = config.staging.ready_timeout_seconds
+        server = comparison_server(context.store, production, **dict(config.comparison), wait_seconds=wait)
+        other = stack.enter_context(LoadClient(stack.enter_context(server)))
+        workload = config.workload
+        facts = compare(client, other, source, config.policy, workload.rate_per_second, seed=workload.seed)
     note = f"It was compared with production, {production}."
     return _with_facts(outcome.model_copy(update={"notes": (*outcome.notes, note)}), facts)
 
@@ -273,7 +257,7 @@ def _comparison(flow: ReleaseProgress, target: str) -> ComparisonPlace | None:
     return ComparisonPlace(
         ports=ports,
         **server_software(flow, target),
-        state=flow.state_directory(target, "comparison"),
+        state=Path(flow.state_directory(target, "comparison")),
     )
 
 

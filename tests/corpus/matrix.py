@@ -191,7 +191,7 @@ def _environment() -> dict[str, str]:
 
 def _refusal(loaded: LoadedRelease) -> str:
     try:
-        facts = look_at_model(loaded).facts
+        facts = look_at_model(loaded)[0]
         assert facts is not None
         check_model(loaded, facts)
         check_recipes(loaded, facts)
