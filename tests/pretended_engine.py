@@ -17,7 +17,6 @@ def make_engine(directory: Path) -> Path:
     facts = EngineFacts(
         builder="openvino_cpu", bytes=1, weight_format="native", quantization="FP8",
         kv_cache="f32", context_length=128, device="a CPU", versions={}, seconds={},
-        single_stream_tokens_per_second=1.0, batched_tokens_per_second=1.0, batched_sequences=1,
     )  # fmt: skip
     target = Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu")
     EngineDescription(facts=facts, target=target).write(directory)

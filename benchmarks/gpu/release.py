@@ -383,12 +383,10 @@ def _beside_the_plan(options: argparse.Namespace, document: dict[str, Any]) -> I
     releases = (stages for name, stages in document["releases"].items() if name.startswith(f"{options.second}-"))
     measured = max(releases, key=_began)  # it may have been tried before
     plan, build = document["plans"][options.second], measured[f"build {options.name}"]["metrics"]
-    memory, speed = plan["memory"], plan["speed"]
+    memory = plan["memory"]
     tokens = build["kv_cache_blocks"] * build["block_tokens"]
     cache = _compared("KV cache, tokens", memory["kv_available"] / memory["kv_per_token"], tokens)
     weights = _compared("weights, bytes", options.tensor_parallel * memory["weights"], build["checkpoint_bytes"])
-    if speed:
-        _compared("tokens/s of one request", speed["tokens_alone"], build["single_stream_tokens_per_second"])
     yield at_most("release_memory_error", max(cache, weights), _MEMORY_ERROR, "")
 
 

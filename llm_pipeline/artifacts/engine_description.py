@@ -220,7 +220,7 @@ ENGINE_FILE = "engine.json"
 
 
 class EngineFacts(Frozen):
-    """What a build produced and what it measured.
+    """What a build produced.
 
     Attributes:
         builder: The builder's name.
@@ -232,9 +232,6 @@ class EngineFacts(Frozen):
         device: The device's full name.
         versions: Runtime and compiler versions by distribution.
         seconds: Time by phase of the build.
-        single_stream_tokens_per_second: Output rate of one request alone, measured after the build; None if it was not.
-        batched_tokens_per_second: Output rate of `batched_sequences` requests together; None if it was not measured.
-        batched_sequences: Requests of the batched measurement.
         details: What only this builder has to say.
     """
 
@@ -247,9 +244,6 @@ class EngineFacts(Frozen):
     device: str
     versions: dict[str, str]
     seconds: dict[str, float]
-    single_stream_tokens_per_second: float | None = None
-    batched_tokens_per_second: float | None = None
-    batched_sequences: int = 0
     details: dict[str, Metric] = Field(default={})
 
 
@@ -259,7 +253,6 @@ class EngineDescription(Frozen):
     Attributes:
         facts: What the build produced.
         target: What it was built for.
-        device_properties: The device at build time, for comparison with the device that serves.
         runtime_properties: Properties that the runtime must be given.
         rules: How the model ends, samples and is spoken to; what serves the engine goes by them.
         host: GPUs, driver and container of the build; None for a CPU's. What serves it must match.
@@ -268,7 +261,6 @@ class EngineDescription(Frozen):
 
     facts: EngineFacts
     target: Target
-    device_properties: dict[str, str] = Field(default={})
     runtime_properties: dict[str, str] = Field(default={})
     rules: ModelRules = ModelRules()
     host: HostFacts | None = None

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from random import Random
 from typing import Any, Literal, NamedTuple, Protocol
 
 from llm_pipeline.artifacts.engine_description import EngineFacts
@@ -156,45 +155,6 @@ class PhaseClock:
         started = time.monotonic()
         yield
         self.seconds[name] = round(time.monotonic() - started, 3)
-
-
-class Rates(NamedTuple):
-    """Output tokens a second of one request alone, and of `sequences` together."""
-
-    single: float
-    batched: float
-    sequences: int
-
-    @classmethod
-    def measured(
-        cls, generate: Callable[[list[list[int]]], int], *, vocabulary: int, tokens: int, sequences: int
-    ) -> Rates:
-        """Measure requests that start together, each with its own prompt, prompts included, after a warm-up.
-
-        Args:
-            generate: Continues prompts by `tokens` each; returns how many tokens it wrote.
-            vocabulary: Tokens that prompts are drawn from.
-            tokens: Of each prompt and of each answer.
-            sequences: Requests of the batched measurement.
-
-        Raises:
-            IntegrityError: Other numbers of tokens were written than were requested.
-        """
-        draw = Random(0)  # noqa: S311 - prompts of a measurement
-
-        def rate(count: int) -> float:
-            prompts = [[draw.randrange(vocabulary) for _ in range(tokens)] for _ in range(count)]
-            started = time.monotonic()
-            produced = generate(prompts)
-            if produced != count * tokens:
-                raise IntegrityError(
-                    f"the model wrote {produced} tokens where {count * tokens} were requested",
-                    hint="raise limits.kv_cache_blocks if it is set",
-                )
-            return round(produced / (time.monotonic() - started), 1)
-
-        rate(1)
-        return cls(rate(1), rate(sequences), sequences)
 
 
 def golden_match(

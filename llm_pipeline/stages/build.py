@@ -101,7 +101,7 @@ def request(flow: ReleaseProgress, subject: str) -> tuple[BuildConfig, Inputs]:
 
 STAGE = Stage(
     name="build",
-    version=5,
+    version=6,
     config=BuildConfig,
     request=request,
     run=run,

@@ -108,9 +108,8 @@ def test_a_second_quantizer_changes_what_is_served(exported, built):
 
 @pytest.mark.parametrize("weight_format", ["fp32", "int8"])
 def test_other_weight_formats_build_and_generate(weight_format, built):
-    engine, facts = built(None, weight_format)
-    assert facts.single_stream_tokens_per_second > 0
-    assert facts.batched_tokens_per_second > 0
+    engine, _ = built(None, weight_format)
+    assert all(tiny_llama.greedy_engine(engine, PROMPTS[:2], TOKENS))
     assert holds_integers(engine) == (weight_format == "int8")
 
 
@@ -146,9 +145,9 @@ def test_the_engine_says_how_it_must_be_run_and_where_it_was_built(built, target
     assert description.facts == facts
     assert description.target == target()
     assert description.runtime_properties.items() >= PARITY_PROPERTIES.items()
-    assert description.device_properties["FULL_DEVICE_NAME"] == facts.device != ""
+    assert facts.device
     assert facts.context_length == tiny_llama.CONTEXT
-    assert set(facts.seconds) == {"dequantize", "trace", "weights", "load", "golden", "measure"}
+    assert set(facts.seconds) == {"dequantize", "trace", "weights", "load", "golden"}
 
 
 def test_a_layer_that_the_model_does_not_have_is_refused_not_dropped(exported, target, tmp_path):

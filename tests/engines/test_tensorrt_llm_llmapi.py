@@ -103,11 +103,8 @@ def test_an_engine_is_its_llm_args_and_what_was_measured_on_the_host(checkpoint)
     assert (description.host.driver, description.host.gpus[0].sm) == ("590.44.01", "sm90")
     assert (facts.quantization, facts.kv_cache, facts.context_length) == ("FP8", "fp8", 8192)
     assert (facts.device, facts.versions["tensorrt_llm"]) == ("NVIDIA H100 80GB HBM3", "1.2.1")
-    assert list(facts.seconds) == ["import", "load", "golden", "measure"]
-    assert facts.batched_sequences == 4
-    assert facts.single_stream_tokens_per_second > 0
+    assert list(facts.seconds) == ["import", "load", "golden"]
     assert facts.details["golden_match_fraction"] == 1.0
-    assert facts.details["world_size"] == 1
     assert sorted(path.name for path in checkpoint.parent.iterdir()) == ["checkpoint", "completions.json", "engine"]
 
 

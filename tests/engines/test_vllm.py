@@ -55,8 +55,7 @@ def test_the_build_names_what_is_served_and_keeps_what_was_compiled(vllm, inputs
     description = EngineDescription.read(tmp_path / "engine")
     assert description.facts == facts
     assert description.checkpoint == REF
-    assert (facts.versions["vllm"], facts.kv_cache, facts.batched_sequences) == ("0.20.2", "bfloat16", 3)
-    assert facts.batched_tokens_per_second > 0
+    assert (facts.versions["vllm"], facts.kv_cache) == ("0.20.2", "bfloat16")
     compiled = [path for path in (tmp_path / "engine").rglob("*") if path.is_file() and path.name != "engine.json"]
     assert [path.name for path in compiled] == ["checkpoint.graph"]  # by the name that the server's view gives it
     assert facts.bytes == compiled[0].stat().st_size

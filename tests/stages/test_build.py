@@ -52,9 +52,7 @@ def test_a_build_publishes_an_engine_with_everything_the_report_needs_and_a_seco
     facts = EngineDescription.read(engine).facts
     assert first.metrics["engine_bytes"] == facts.bytes > 0
     assert first.metrics["weight_format"] == "native"
-    assert first.metrics["single_stream_tokens_per_second"] > 0
-    assert first.metrics["batched_tokens_per_second"] > 0
-    assert {"seconds_import", "seconds_trace", "seconds_weights", "seconds_measure"} <= set(first.metrics)
+    assert {"seconds_import", "seconds_trace", "seconds_weights", "seconds_load"} <= set(first.metrics)
     assert first.timings.tool_seconds > 0
     again = execute(request_build())
     assert again.reused

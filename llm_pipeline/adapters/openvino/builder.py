@@ -1,7 +1,7 @@
 """Builds OpenVINO engines for CPUs: trace the model once, then store its weights in the target's format.
 
 Heavy: import it through `engine_builder` only. Everything runs in this one process; a checkpoint is traced through
-Optimum, its tokenizer is converted with it, and a short real generation measures the result.
+Optimum, its tokenizer is converted with it, and the result answers the golden prompts.
 
 `weight_format: native` keeps the numbers that the accuracy gate judged (see `graph`). The other formats
 compress the traced weights again, so their answers may differ: the served-accuracy gate sees what that costs.
@@ -19,7 +19,6 @@ from importlib import metadata
 from pathlib import Path
 
 import nncf
-import numpy as np
 import openvino as ov
 import openvino_genai as genai
 import torch
@@ -41,7 +40,7 @@ from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.catalog.tables import newest_transformers
 from llm_pipeline.config.target import EngineLimits, Target
-from llm_pipeline.engines.builder import LEAST_GOLDEN_MATCH, BuildInputs, PhaseClock, Rates, golden_match
+from llm_pipeline.engines.builder import LEAST_GOLDEN_MATCH, BuildInputs, PhaseClock, golden_match
 from llm_pipeline.model_facts.reader import stated_context
 
 log = get_logger(__name__)
@@ -57,8 +56,6 @@ MODEL_FILE = "openvino_model.xml"
 SERVING_FILES = (*(name for name in OPENVINO_FILES if name != ENGINE_FILE), "generation_config.json")
 _INT4_GROUP_SIZE = 128
 _TASK = "text-generation-with-past"
-_MEASURED_TOKENS = 32
-_MAXIMUM_BATCH = 16
 
 
 class OpenVinoCpuBuilder:
@@ -181,7 +178,7 @@ def _describe(
     native: NativeWeights | None,
     clock: PhaseClock,
 ) -> EngineDescription:
-    """Record the finished engine's answers, measure it and gather its facts."""
+    """Record the finished engine's answers and gather its facts."""
     target, rules = inputs.target, read_model_rules(inputs.checkpoint)
     context_length = stated_context(read_json(engine / "config.json")) or target.limits.maximum_tokens_per_request
     properties = {**PARITY_PROPERTIES, "INFERENCE_NUM_THREADS": str(target.limits.threads)}
@@ -200,19 +197,6 @@ def _describe(
             least = LEAST_GOLDEN_MATCH if target.weight_format == "native" else 0.0
             match = golden_match(inputs.golden, texts, least)
             write_golden(engine, answered(inputs.golden, texts))
-    with clock.phase("measure"):
-        tokens = min(_MEASURED_TOKENS, context_length // 2)
-        rates = Rates.measured(
-            lambda prompts: _produced(pipeline, prompts, tokens),
-            vocabulary=len(pipeline.get_tokenizer().get_vocab()),
-            tokens=tokens,
-            sequences=min(target.limits.maximum_sequences, _MAXIMUM_BATCH),
-        )
-    core = ov.Core()
-    device = {
-        "FULL_DEVICE_NAME": str(core.get_property("CPU", "FULL_DEVICE_NAME")).strip(),
-        "OPTIMIZATION_CAPABILITIES": " ".join(sorted(core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"))),
-    }
     facts = EngineFacts(
         builder="openvino_cpu",
         bytes=_size(engine),
@@ -220,12 +204,9 @@ def _describe(
         quantization=quantization.algorithm,
         kv_cache="fp8 numbers in f32" if native and native.kv_quantizers else "f32",
         context_length=context_length,
-        device=device["FULL_DEVICE_NAME"],
+        device=str(ov.Core().get_property("CPU", "FULL_DEVICE_NAME")).strip(),
         versions={name: metadata.version(name) for name in ADAPTER.tools},
         seconds=clock.seconds,
-        single_stream_tokens_per_second=rates.single,
-        batched_tokens_per_second=rates.batched,
-        batched_sequences=rates.sequences,
         details={
             "linears_quantized": len(native.layers) if native else 0,
             "activation_quantizers": len(native.activation_quantizers) if native else 0,
@@ -233,9 +214,7 @@ def _describe(
             "golden_prompts": len(inputs.golden),
         },
     )
-    return EngineDescription(
-        facts=facts, target=target, rules=rules, device_properties=device, runtime_properties=properties
-    )
+    return EngineDescription(facts=facts, target=target, rules=rules, runtime_properties=properties)
 
 
 def _size(directory: Path) -> int:
@@ -298,16 +277,3 @@ def scheduler(limits: EngineLimits) -> genai.SchedulerConfig:
     config.dynamic_split_fuse = True
     config.enable_prefix_caching = False
     return config
-
-
-def _produced(pipeline: genai.ContinuousBatchingPipeline, prompts: list[list[int]], tokens: int) -> int:
-    """How many tokens the engine answers to prompts that start together."""
-    generation = genai.GenerationConfig()
-    generation.max_new_tokens, generation.ignore_eos, generation.apply_chat_template = tokens, True, False
-    handles = [
-        pipeline.add_request(number, ov.Tensor(np.array([prompt], np.int64)), generation)
-        for number, prompt in enumerate(prompts)
-    ]
-    while pipeline.has_non_finished_requests():
-        pipeline.step()
-    return sum(len(output.generated_ids) for handle in handles for output in handle.read_all())

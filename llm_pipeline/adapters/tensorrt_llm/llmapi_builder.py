@@ -1,7 +1,7 @@
 """The `tensorrt_llm_llmapi` builder: the checkpoint is served as it is, by TensorRT-LLM's LLM API.
 
 There is no engine to compile. The build renders the LLM args for the target's version, checks them before a GPU is
-touched, and then loads the model on the target's GPU, answers the golden prompts and measures. The
+touched, and then loads the model on the target's GPU and answers the golden prompts. The
 engine directory holds `llm_args.yaml` and `engine.json`, whose `checkpoint` names what is served.
 """
 
@@ -22,7 +22,7 @@ from llm_pipeline.artifacts.engine_description import (
 )
 from llm_pipeline.artifacts.golden import answered, write_golden
 from llm_pipeline.artifacts.model_rules import read_model_rules
-from llm_pipeline.base.errors import ConfigError, IntegrityError
+from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.json_document import load_record
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.offline import OFFLINE
@@ -78,14 +78,9 @@ class TensorRtLlmLlmApiBuilder:
             device=host.gpus[0].name,
             versions=report.versions,
             seconds=report.seconds,
-            single_stream_tokens_per_second=report.rates.single,
-            batched_tokens_per_second=report.rates.batched,
-            batched_sequences=report.rates.sequences,
             details={
-                "load_seconds": report.seconds["load"],
                 "golden_match_fraction": matched,
                 "golden_prompts": len(report.completions),
-                "world_size": target.parallelism.world_size,
             },
         )
         rules = read_model_rules(inputs.checkpoint)
@@ -100,17 +95,11 @@ def _run_smoke(inputs: BuildInputs, arguments: LlmArgs, scratch: Path) -> SmokeR
 
     Raises:
         BuildFailed: It does not load.
-        IntegrityError: Its configuration does not say how many tokens it knows.
     """
-    config = read_json(inputs.checkpoint / "config.json")
-    vocabulary = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
-    if not isinstance(vocabulary, int):
-        raise IntegrityError("config.json does not say vocab_size", where=str(inputs.checkpoint))
     given = SmokeInputs(
         arguments={**arguments.document, "model": str(inputs.checkpoint)},
         version=arguments.version,
         golden=tuple(inputs.golden),
-        vocabulary=vocabulary,
         end_tokens=read_model_rules(inputs.checkpoint).end_tokens,
     )
     asked, report = scratch / "inputs.json", scratch / "smoke.json"

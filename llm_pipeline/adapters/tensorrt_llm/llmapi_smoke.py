@@ -1,4 +1,4 @@
-"""Loads a checkpoint with TensorRT-LLM's LLM API, answers the golden prompts and measures: a process of its own.
+"""Loads a checkpoint with TensorRT-LLM's LLM API and answers the golden prompts: a process of its own.
 
     python -m llm_pipeline.adapters.tensorrt_llm.llmapi_smoke inputs.json smoke.json
 
@@ -23,15 +23,10 @@ from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.base.json_document import load_record
 from llm_pipeline.base.logging import get_logger, write_readable_lines
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.engines.builder import PhaseClock, Rates
+from llm_pipeline.engines.builder import PhaseClock
 
 log = get_logger(__name__)
 
-_MEASURED_TOKENS = 128
-"""Of prompt and of output, as in NVIDIA's own tables of throughput."""
-
-_MOST_SEQUENCES = 64
-_DEFAULT_LENGTH = 2048
 _VERSIONED = ("tensorrt", "torch", "transformers", "nvidia-modelopt")
 
 
@@ -42,14 +37,12 @@ class SmokeInputs(Frozen):
         arguments: Of `LLM`.
         version: What TensorRT-LLM must be.
         golden: Prompts to answer.
-        vocabulary: Tokens that the model knows.
         end_tokens: What ends an answer.
     """
 
     arguments: dict[str, JsonValue]
     version: str
     golden: tuple[GoldenPrompt, ...]
-    vocabulary: int
     end_tokens: tuple[int, ...]
 
 
@@ -58,15 +51,13 @@ class SmokeReport(Frozen):
 
     Attributes:
         versions: Of TensorRT-LLM and what it runs on, by distribution; `cuda` is the one that torch was built for.
-        seconds: By phase: `import`, `load`, `golden`, `measure`.
+        seconds: By phase: `import`, `load`, `golden`.
         completions: Greedy answers to the golden prompts, in their order.
-        rates: Output tokens a second.
     """
 
     versions: dict[str, str]
     seconds: dict[str, float]
     completions: tuple[str, ...]
-    rates: Rates
 
 
 @entry_point
@@ -79,11 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run_smoke(inputs: SmokeInputs) -> SmokeReport:
-    """Load, answer and measure.
+    """Load and answer.
 
     Raises:
         Unsupported: Another version is installed.
-        IntegrityError: The model stops before it has written the tokens that it must.
     """
     arguments: dict[str, Any] = dict(inputs.arguments)
     clock = PhaseClock()
@@ -102,22 +92,10 @@ def run_smoke(inputs: SmokeInputs) -> SmokeReport:
     ]
     with clock.phase("golden"):
         answers = llm.generate([prompt.prompt for prompt in inputs.golden], greedy, use_tqdm=False)
-    tokens = min(_MEASURED_TOKENS, (arguments.get("max_seq_len") or _DEFAULT_LENGTH) // 2)
-    measured = runtime.SamplingParams(max_tokens=tokens, top_k=1, ignore_eos=True)
-
-    def generate(prompts: list[list[int]]) -> int:
-        return sum(len(answer.outputs[0].token_ids) for answer in llm.generate(prompts, measured, use_tqdm=False))
-
-    sequences = min(arguments.get("max_batch_size") or 1, _MOST_SEQUENCES)
-    log.info("measuring", sequences=sequences)
-    with clock.phase("measure"):
-        rates = Rates.measured(generate, vocabulary=inputs.vocabulary, tokens=tokens, sequences=sequences)
-    log.info("measured", single_stream_tokens_per_second=rates.single, batched_tokens_per_second=rates.batched)
     return SmokeReport(
         versions=_versions(runtime.__version__),
         seconds=clock.seconds,
         completions=tuple(answer.outputs[0].text for answer in answers),
-        rates=rates,
     )
 
 

@@ -1,8 +1,8 @@
 """The `vllm` builder: the checkpoint is served as it is, plain or quantized by modelopt or others, by vLLM's batching.
 
-Heavy: import it through `engine_builder` only. The build starts vLLM with the batcher that will serve it, answers the
-golden prompts and measures. The engine directory holds `engine.json` and what vLLM compiled for this model and GPU, so
-that a server does not compile it again.
+Heavy: import it through `engine_builder` only. The build starts vLLM with the batcher that will serve it, and answers
+the golden prompts. The engine directory holds `engine.json` and what vLLM compiled for this model and GPU, so that a
+server does not compile it again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from llm_pipeline.base.confinement import confined
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.target import Target
-from llm_pipeline.engines.builder import BuildInputs, PhaseClock, Rates, golden_match
+from llm_pipeline.engines.builder import BuildInputs, PhaseClock, golden_match
 from llm_pipeline.model_facts.reader import context_length
 from llm_pipeline.model_facts.words import ConfigWords
 from llm_pipeline.serving.models.vllm_batcher import COMPILED_DIRECTORY, Batcher, Output, Settings
@@ -45,8 +45,6 @@ _SURE_LEAD = 1.0
 """Nats that a token must lead by. Of SmolLM2's answers in FP8 with a scale for each token, two engines on H200 gave 54
 to 74 % whole the same, and 90 to 100 % up to the first smaller lead."""
 
-_MEASURED_TOKENS = 128
-_MOST_SEQUENCES = 64
 _POLL_SECONDS = 1.0
 _GRAPH_TOKENS = 1024
 """Steps of up to so many tokens run as CUDA graphs: most steps with a prompt in them. vLLM's own default, twice the
@@ -82,15 +80,6 @@ class VllmBuilder:
                 texts = _answers(batcher, inputs.golden)
                 match = golden_match(inputs.golden, texts) if texts else None
                 golden, repeated = _repeatable(batcher, inputs.golden, texts)
-            tokens = min(_MEASURED_TOKENS, batcher.longest // 2)
-
-            def generate(prompts: list[list[int]]) -> int:
-                answers = _generate(batcher, prompts, [tokens] * len(prompts), ignore_eos=True)
-                return sum(len(_tokens(answer)) for answer in answers)
-
-            sequences = min(target.limits.maximum_sequences, _MOST_SEQUENCES)
-            with clock.phase("measure"):
-                rates = Rates.measured(generate, vocabulary=len(batcher.tokenizer), tokens=tokens, sequences=sequences)
         finally:
             batcher.stop()  # its thread would keep this process alive
         destination.mkdir()
@@ -108,11 +97,7 @@ class VllmBuilder:
             device=host.gpus[0].name if host else platform.processor() or platform.machine(),
             versions={"vllm": str(said["vllm"]), **{name: metadata.version(name) for name in _VERSIONED}},
             seconds=clock.seconds,
-            single_stream_tokens_per_second=rates.single,
-            batched_tokens_per_second=rates.batched,
-            batched_sequences=rates.sequences,
             details={
-                "load_seconds": clock.seconds["load"],
                 "checkpoint_bytes": sum(path.stat().st_size for path in inputs.checkpoint.glob("*.safetensors")),
                 "kv_cache_blocks": batcher.blocks,
                 "golden_match_fraction": match,

@@ -78,8 +78,7 @@ def write_repository(directory: Path) -> Path:
     target = Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu", limits=limits)
     facts = EngineFacts(
         builder="openvino_cpu", bytes=1, weight_format="native", quantization="none", kv_cache="f32",
-        context_length=CONTEXT, device="none", versions={}, seconds={}, single_stream_tokens_per_second=1.0,
-        batched_tokens_per_second=1.0, batched_sequences=1,
+        context_length=CONTEXT, device="none", versions={}, seconds={},
     )  # fmt: skip
     engine = PackagedEngine(
         directory,
