@@ -325,16 +325,17 @@ def scheduled(watching: Watching, run_id: str = "run 9", unfinished: tuple[str, 
 
 
 def test_a_scheduled_run_releases_what_the_revision_names_unless_production_everywhere_serves_that_content(watching):
-    commit = watching.hub.publish(config__json=b"{}")
-    assert scheduled(watching) == commit
-    promote(watching, commit, "cpu-a")
-    assert scheduled(watching) == commit, "cpu-b serves something else"
-    promote(watching, commit, "cpu-b")
-    readme = watching.hub.publish(config__json=b"{}", README__md=b"# other")
+    first = watching.hub.publish(config__json=b"{}")
+    assert scheduled(watching) == first
+    promote(watching, first, "cpu-a")
+    assert scheduled(watching) == first, "cpu-b serves something else"
+    second = watching.hub.publish(config__json=b'{"newer": 1}')
+    promote(watching, second, "cpu-a", "cpu-b")
+    readme = watching.hub.publish(config__json=b'{"newer": 1}', README__md=b"# other")
     with pytest.raises(AirflowSkipException, match=f"nothing new: demo/tiny@main is {readme}"):
         scheduled(watching)
-    newer = watching.hub.publish(config__json=b'{"newer": 1}')
-    assert scheduled(watching) == newer
+    third = watching.hub.publish(config__json=b'{"newer": 2}')
+    assert scheduled(watching) == third
 
 
 def test_a_scheduled_run_that_is_cleared_runs_again(watching):
