@@ -42,11 +42,13 @@ class S3Source:
         selection = select_files(list(objects), where=self.access.uri)
         with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
             pinned = list(pool.map(self._pin, selection.fetched))
+        card = objects.get(CARD_FILE)
+        text = self._bytes(card, 0, MAXIMUM_CARD_BYTES).decode(errors="replace") if card else ""
         model = PinnedModel(
             id=model_id,
             commit=content_commit({file.path: file.content for file, _ in pinned}),
             files=tuple(file for file, _ in pinned),
-            license=self._license(objects[CARD_FILE]) if CARD_FILE in objects else None,
+            license=stated_license(card_fields(text)),
             versions={file.path: version for file, version in pinned},
         )
         require_revision(model.commit, revision, self.access.uri)
@@ -100,10 +102,6 @@ class S3Source:
         sha256 = None if head.parts else head.sha256  # of a multipart upload it is a hash of the parts' hashes
         tag = None if sha256 else version.entity_tag
         return HubFile(path=path, size=head.item.size, sha256=sha256, entity_tag=tag), version
-
-    def _license(self, card: Listed) -> str | None:
-        text = self._bytes(card, 0, MAXIMUM_CARD_BYTES).decode(errors="replace")
-        return stated_license(card_fields(text))
 
 
 @contextmanager

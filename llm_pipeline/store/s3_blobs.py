@@ -41,7 +41,6 @@ PART_BYTES = 16 * 1024 * 1024
 _UPLOADS = 3
 _CONFLICTS = frozenset({"ConditionalRequestConflict", "OperationAborted"})
 _KEYS_PER_DELETE = 1000
-_REMOVED_LATER = frozenset({"InternalError", "ServiceUnavailable", "SlowDown"})
 _UPLOAD_MARK = "?upload="
 
 T = TypeVar("T")
@@ -80,7 +79,9 @@ class S3Blobs:
     root: Path | None = None
 
     def __init__(self, config: S3Place) -> None:
-        require_boto3(config)
+        if importlib.util.find_spec("boto3") is None:  # it takes long to import
+            hint = "pip install 'llm-pipeline[store-s3]'"
+            raise Unsupported("a store in S3 needs boto3", where=config.uri, hint=hint)
         self._config = config
         self._bucket, prefix = config.bucket_and_prefix
         self._prefix = f"{prefix}/" if prefix else ""
@@ -147,9 +148,8 @@ class S3Blobs:
             parameters = {"Bucket": self._bucket, "Delete": {"Objects": keys, "Quiet": True}}
             answer = self._call(partial(self.client.delete_objects, **parameters), names[first])
             for failed in answer.get("Errors", ()):
-                later = failed.get("Code") in _REMOVED_LATER
-                message = f"cannot remove {failed.get('Key')}: {failed.get('Code')}: {failed.get('Message')}"
-                raise (Transient if later else Terminal)(message)
+                kind = Terminal if failed.get("Code") == "AccessDenied" else Transient
+                raise kind(f"cannot remove {failed.get('Key')}: {failed.get('Code')}: {failed.get('Message')}")
 
     def upload(self, files: Mapping[str, LocalFile], *, link: bool) -> None:
         """Uploads files, large ones in parts; nothing of an unfinished one is left there."""
@@ -397,17 +397,6 @@ _KINDS: dict[str, tuple[type[PipelineError], str]] = {
     "InvalidPart": (Transient, _AGAIN),
     "RequestTimeout": (Transient, _AGAIN),
 }
-
-
-def require_boto3(config: S3Place) -> None:
-    """Make sure that a client can be made here, without the time that importing it takes.
-
-    Raises:
-        Unsupported: boto3 is not installed in this interpreter.
-    """
-    if importlib.util.find_spec("boto3") is None:
-        hint = "pip install 'llm-pipeline[store-s3]'"
-        raise Unsupported("a store in S3 needs boto3", where=config.uri, hint=hint)
 
 
 def connect(config: S3Place) -> Any:
