@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from llm_pipeline.base.directory_listing import list_directory
-from llm_pipeline.base.errors import Transient, as_pipeline_error, from_document, hint_of
+from llm_pipeline.base.errors import from_document
 from llm_pipeline.base.file_lock import flocked
 from llm_pipeline.release.contract import OUTCOME, StageRequest, StageResult
 from llm_pipeline.runners.runner import Job
@@ -21,21 +21,11 @@ from llm_pipeline.runners.runner import Job
 
 @contextlib.contextmanager
 def locked_jobs(work_root: Path, request: StageRequest) -> Iterator[Path]:
-    """The directory of all attempts at a stage's subject, locked against other starts.
-
-    Raises:
-        Transient: The disk is full or fails, also while the lock is held.
-    """
+    """The directory of all attempts at a stage's subject, locked against other starts."""
     base = work_root / "jobs" / request.release_id / f"{request.stage}.{request.subject}".rstrip(".")
-    try:
-        base.mkdir(parents=True, exist_ok=True)
-        with flocked(base / "lock"):
-            yield base
-    except OSError as error:
-        if not isinstance(as_pipeline_error(error), Transient):
-            raise
-        message = f"cannot write what starts stage {request.stage}: {error.strerror}"
-        raise Transient(message, where=str(base), hint=hint_of(error)) from error
+    base.mkdir(parents=True, exist_ok=True)
+    with flocked(base / "lock"):
+        yield base
 
 
 def latest_number(base: Path) -> int:

@@ -17,23 +17,18 @@ def place(docker_place):
     return docker_place
 
 
-def test_a_container_has_no_privilege_and_may_write_only_where_it_works(place, engine, tmp_path):
+def test_a_container_runs_by_digest_without_privilege_and_may_write_only_where_it_works(place, engine, tmp_path):
     job = place.scripted("sleep 60", memory_gib=2.0).submit(place.request(), HERE)
     options = engine.container(job.name).options
     host = options["HostConfig"]
+    assert options["Image"] == f"registry.test/llm/model@{_DIGEST}"
+    assert f"LLM_PIPELINE_CONTAINER=registry.test/llm/model@{_DIGEST}" in options["Env"]
     assert "Privileged" not in host
     assert (host["CapDrop"], host["SecurityOpt"], host["ReadonlyRootfs"]) == (["ALL"], ["no-new-privileges"], True)
     assert (host["Memory"], host["ShmSize"], host["Init"]) == (2 * 2**30, 2**30, True)
     writable = [mount["Source"] for mount in host["Mounts"] if not mount["ReadOnly"]]
     assert writable == [str(tmp_path / "work"), str(tmp_path / "store")]
     assert list(host["Tmpfs"]) == ["/tmp"]  # noqa: S108
-
-
-def test_an_image_is_run_and_recorded_by_its_digest(place, engine):
-    job = place.scripted("sleep 60").submit(place.request(), HERE)
-    options = engine.container(job.name).options
-    assert options["Image"] == f"registry.test/llm/model@{_DIGEST}"
-    assert f"LLM_PIPELINE_CONTAINER=registry.test/llm/model@{_DIGEST}" in options["Env"]
 
 
 def test_an_image_that_the_engine_does_not_have_is_pulled(place, engine):

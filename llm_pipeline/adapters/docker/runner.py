@@ -16,7 +16,7 @@ from llm_pipeline.adapters.docker.engine import GIB, Engine, Image, engine_answe
 from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.directory_listing import list_directories
 from llm_pipeline.base.durable import replace_durably
-from llm_pipeline.base.errors import ConfigError, StageCrashed, Transient
+from llm_pipeline.base.errors import StageCrashed, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.release.contract import StageRequest, StageResult
@@ -98,8 +98,18 @@ class DockerRunner:
             PipelineError: The error it reported, in its own family.
         """
         if not job.result.exists():
+            how, (lines, _) = "its container is gone", read_lines(job.log, 0)
             with engine_answers():
-                raise self._crash(job)
+                if (container := self._engine.find(job.name)) is not None:
+                    how = how_it_ended(container)
+                    lines = lines or container.logs(tail=20).decode(errors="replace").splitlines()
+            raise crash(
+                f"the stage ended without a result: {how}",
+                lines,
+                where=f"container {job.name}",
+                again="run it again: finished work is kept",
+                install=INSTALL_IN_IMAGE,
+            )
         try:
             with engine_answers():
                 self._engine.remove(job.name, grace_seconds=_GRACE_SECONDS)
@@ -122,22 +132,6 @@ class DockerRunner:
             name=f"{name}-{number}",
             directory=base / str(number),
             request_digest=digest,
-        )
-
-    def _crash(self, job: Job) -> StageCrashed | ConfigError:
-        container = self._engine.find(job.name)
-        lines, _ = read_lines(job.log, 0)
-        if container is None:
-            how = "its container is gone"
-        else:
-            how = how_it_ended(container)
-            lines = lines or container.logs(tail=20).decode(errors="replace").splitlines()
-        return crash(
-            f"the stage ended without a result: {how}",
-            lines,
-            where=f"container {job.name}",
-            again="run it again: finished work is kept",
-            install=INSTALL_IN_IMAGE,
         )
 
 

@@ -13,7 +13,7 @@ from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.files import how_to_make_an_interpreter
-from llm_pipeline.release.contract import EnvironmentName, StageRequest, StageResult
+from llm_pipeline.release.contract import StageRequest, StageResult
 from llm_pipeline.runners.job_directory import (
     latest_number,
     locked_jobs,
@@ -65,7 +65,10 @@ class ProcessRunner:
             ConfigError: The deployment has no interpreter for the environment, or it cannot be started.
         """
         environment = placement.environment
-        python = self._interpreter(environment)
+        python = self._deployment.interpreter(environment)
+        if not os.access(python, os.X_OK):
+            problem = f"environment {environment!r} has no interpreter at {python}"
+            raise ConfigError(problem, hint=how_to_make_an_interpreter())
         text = request.model_dump_json(indent=1)
         digest = sha256_bytes(text.encode())
         with locked_jobs(self._work_root, request) as base:
@@ -123,15 +126,6 @@ class ProcessRunner:
         """Stop the stage and everything it started in its process group."""
         if process := detached.load(job.record):
             detached.stop(process, grace_seconds=20.0)
-
-    def _interpreter(self, environment: EnvironmentName) -> str:
-        python = self._deployment.interpreter(environment)
-        if not os.access(python, os.X_OK):
-            raise ConfigError(
-                f"environment {environment!r} has no interpreter at {python}",
-                hint=how_to_make_an_interpreter(),
-            )
-        return python
 
 
 def _yield_to_servers(pid: int) -> None:
