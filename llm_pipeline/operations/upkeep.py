@@ -231,29 +231,14 @@ class NotPromoted(Terminal):
     """The canary of this release did not end in production."""
 
 
-@dataclass(frozen=True)
-class Promotion:
-    """What is to be production.
-
-    Attributes:
-        model_id: `organisation/name` on the hub.
-        target: The place.
-        release_id: The release whose canary was promoted there.
-        repository: What it serves.
-        recipe: The quantization recipe that was chosen.
-    """
-
-    model_id: str
-    target: str
-    release_id: str
-    repository: ArtifactRef
-    recipe: str
-
-
 def promote(
     store: ArtifactStore,
-    promotion: Promotion,
+    target: str,
     *,
+    model_id: str,
+    release_id: str,
+    repository: ArtifactRef,
+    recipe: str,
     find_router: Callable[[Pointer], TrafficRouter | None],
     patience: Patience,
 ) -> PlaceState:
@@ -264,7 +249,11 @@ def promote(
 
     Args:
         store: Where record and pointers are.
-        promotion: What is to be production.
+        target: The place.
+        model_id: `organisation/name` on the hub.
+        release_id: The release whose canary was promoted there.
+        repository: What it serves.
+        recipe: The quantization recipe that was chosen.
         find_router: Finds the place's router once it is production, or starts it; None where none ever ran.
         patience: How long the traffic's move is tried.
 
@@ -278,15 +267,14 @@ def promote(
         PlaceBusy: Somebody else acts on it now.
         RouterUnavailable: The routes cannot be written, or the router does not act on them; it is production.
     """
-    model_id, target, release_id = promotion.model_id, promotion.target, promotion.release_id
 
     def promoted(state: PlaceState) -> PlaceState:
         serves, record = state.production, read_canary_record(store, release_id, target)
-        if serves is not None and serves.repository == promotion.repository and state.model_id == model_id:
+        if serves is not None and serves.repository == repository and state.model_id == model_id:
             return state
         require_place(store, target, model_id)
         require_production_approved(store, release_id, target)
-        if record is None or record.phase is not Phase.PROMOTED or record.repository != promotion.repository:
+        if record is None or record.phase is not Phase.PROMOTED or record.repository != repository:
             how = "has no canary" if record is None else f"has a canary that is {record.phase}"
             raise NotPromoted(f"release {release_id} {how} on {target}", hint="production is as it was")
         if record.production_since != (serves.promoted_at if serves else None):
@@ -296,9 +284,9 @@ def promote(
         changes: dict[str, object] = {
             "production": Pointer(
                 release_id=release_id,
-                repository=promotion.repository,
+                repository=repository,
                 slot=record.candidate,
-                recipe=promotion.recipe,
+                recipe=recipe,
                 promoted_at=now,
             ),
             "previous": serves,
@@ -309,7 +297,7 @@ def promote(
         if state.model_id != model_id:
             changes |= {"model_id": model_id, "since": now, "by": release_id, "next_model": "", "next_by": ""}
         lease.confirm()  # a rollback takes it over, and its word is the last
-        log.info("production moves", release=release_id, slot=record.candidate, repository=str(promotion.repository))
+        log.info("production moves", release=release_id, slot=record.candidate, repository=str(repository))
         return state.model_copy(update=changes)
 
     with acting(store, target) as lease:

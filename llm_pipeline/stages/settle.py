@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from llm_pipeline.canary.router import Patience, TrafficRouter
 from llm_pipeline.config.model import Name
-from llm_pipeline.operations.upkeep import Promotion, promote
+from llm_pipeline.operations.upkeep import promote
 from llm_pipeline.release.contract import Inputs, Stage, StageContext, StageOutput
 from llm_pipeline.stages.place_config import PlaceConfig, place_of
 from llm_pipeline.store.place_state import Pointer
@@ -35,19 +35,21 @@ def run(context: StageContext[SettleConfig]) -> StageOutput:
         Transient: The traffic cannot be moved now; the same call is safe again.
     """
     config = context.config
-    promotion = Promotion(
-        model_id=config.model_id,
-        target=config.target,
-        release_id=context.request.release_id,
-        repository=context.request.inputs["repository"],
-        recipe=config.recipe,
-    )
 
     def find_router(production: Pointer) -> TrafficRouter:
         return config.open_router(production.slot, owner="settlement")
 
     patience, started = Patience.with_router(config.place.router), time.monotonic()
-    state = promote(context.store, promotion, find_router=find_router, patience=patience)
+    state = promote(
+        context.store,
+        config.target,
+        model_id=config.model_id,
+        release_id=context.request.release_id,
+        repository=context.request.inputs["repository"],
+        recipe=config.recipe,
+        find_router=find_router,
+        patience=patience,
+    )
     seconds = time.monotonic() - started
     production, previous = state.production, state.way_back_to
     return StageOutput(

@@ -27,7 +27,7 @@ from llm_pipeline.canary.router import Patience
 from llm_pipeline.cli import main
 from llm_pipeline.local_run import LocalRun
 from llm_pipeline.operations.decisions import NotApproved, decide, put, require_production_approved
-from llm_pipeline.operations.upkeep import NotPromoted, Promotion, promote
+from llm_pipeline.operations.upkeep import NotPromoted, promote
 from llm_pipeline.questions import production_question
 from llm_pipeline.release.contract import StageContext
 from llm_pipeline.release.decision import Decision, decision_name
@@ -94,9 +94,11 @@ def test_an_answer_at_the_terminal_is_a_document_that_says_who_when_and_about_wh
 def promoted(flow: ReleaseProgress) -> None:
     """Its canary did not run here: what is approved is refused for that."""
     repository = ArtifactRef(kind="model_repository", digest="b" * 64)
-    promotion = Promotion(flow.record.model.id, "cpu-a", RELEASE, repository, "small")
     with pytest.raises(NotPromoted):
-        promote(flow.store, promotion, find_router=lambda _: None, patience=Patience())
+        promote(
+            flow.store, "cpu-a", model_id=flow.record.model.id, release_id=RELEASE, repository=repository,
+            recipe="small", find_router=lambda _: None, patience=Patience(),
+        )  # fmt: skip
 
 
 def on_trial(flow: ReleaseProgress) -> None:

@@ -39,7 +39,7 @@ from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.operations.guard import Guard, GuardAction
 from llm_pipeline.operations.rollback import roll_back
 from llm_pipeline.operations.status import disagreements
-from llm_pipeline.operations.upkeep import Promotion, promote
+from llm_pipeline.operations.upkeep import promote
 from llm_pipeline.serving.slot_fence import FencingToken, admit, newest_token
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.place_state import PlaceState, Pointer, read_place
@@ -420,8 +420,10 @@ class Served(Site):
 
     def settle(self, release: str, model: str = MODEL) -> PlaceState:
         resolve(self.store, release, model=model)
-        promotion = Promotion(model, "cpu", release, repository(release), "none")
-        return promote(self.store, promotion, find_router=lambda _: self.router, patience=PATIENCE)
+        return promote(
+            self.store, "cpu", model_id=model, release_id=release, repository=repository(release), recipe="none",
+            find_router=lambda _: self.router, patience=PATIENCE,
+        )  # fmt: skip
 
     def release(self, release: str) -> None:
         assert self.steps(50, 100, release=release) == ["GO"] * 2

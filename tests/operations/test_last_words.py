@@ -9,6 +9,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from deployment_here import place_document
 
 from llm_pipeline.artifacts.endpoint_description import EndpointDescription
 from llm_pipeline.artifacts.model_rules import ChatFormat
@@ -18,15 +19,14 @@ from llm_pipeline.operations.status import curl_line
 SPOKEN = EndpointDescription(model="demo/tiny", release="r1", maximum_tokens_per_request=64, maximum_sequences=4)
 
 
-def slot(last: int, kind: str) -> dict[str, object]:
-    if kind == "triton":
-        return {
-            "http": 18000 + 10 * last,
-            "grpc": 18001 + 10 * last,
-            "metrics": 18002 + 10 * last,
-            "openai": 18003 + 10 * last,
-        }
-    return {"kind": "openai", "endpoint": {"url": f"http://10.0.0.{last}:8000", "openai_model": "chat 8b"}}
+def place_of(kind: str, port: int) -> TargetPlace:
+    """A place of Tritons, or of servers with OpenAI's API, whose router has that port."""
+    document = place_document(iter(range(18000, 18014)))
+    if kind == "openai":
+        for slot in ("blue", "green"):
+            endpoint = {"url": f"http://10.0.0.2:8{len(slot)}00", "openai_model": "chat 8b"}
+            document[slot] = {"kind": "openai", "endpoint": endpoint}
+    return TargetPlace.model_validate({**document, "router": {"port": port, "admin_port": 18081}})
 
 
 @pytest.mark.parametrize(
@@ -46,11 +46,7 @@ def slot(last: int, kind: str) -> dict[str, object]:
 def test_the_command_asks_the_model_in_its_way(
     kind: str, spoken: EndpointDescription | None, path: str, body: dict[str, object]
 ) -> None:
-    router = {"port": 18080, "admin_port": 18081}
-    place = TargetPlace.model_validate(
-        {"staging": slot(1, "triton"), "blue": slot(2, kind), "green": slot(3, kind), "router": router}
-    )
-    words = shlex.split(curl_line(place, spoken))
+    words = shlex.split(curl_line(place_of(kind, 18080), spoken))
     assert f"http://127.0.0.1:18080{path}" in words
     assert json.loads(words[words.index("-d") + 1]) == body
 
@@ -60,18 +56,10 @@ def test_the_command_asks_the_model_in_its_way(
 def test_the_command_reaches_a_server_of_this_host_although_the_shell_names_a_proxy(kind: str) -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Answers)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    place = TargetPlace.model_validate(
-        {
-            "staging": slot(1, "triton"),
-            "blue": slot(2, kind),
-            "green": slot(3, kind),
-            "router": {"port": server.server_port, "admin_port": 18081},
-        }
-    )
     proxy = "http://127.0.0.1:9"  # nobody listens there
     try:
         answer = subprocess.run(
-            shlex.split(curl_line(place, None)),
+            shlex.split(curl_line(place_of(kind, server.server_port), None)),
             env={**os.environ, "http_proxy": proxy, "ALL_PROXY": proxy, "no_proxy": ""},
             capture_output=True, text=True, timeout=30, check=True,
         )  # fmt: skip
