@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import threading
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -35,7 +35,7 @@ class InProcess:
     def __init__(self, before: Callable[[StageRequest], None] = lambda _request: None) -> None:
         self.ran: list[tuple[str, str]] = []
         self.before = before
-        self._of_thread = threading.local()
+        self._outcomes: dict[str, StageResult | StageFailure] = {}
 
     def __call__(self, _deployment: Any) -> InProcess:
         return self
@@ -43,8 +43,9 @@ class InProcess:
     def submit(self, request: StageRequest, placement: Placement) -> Job:
         self.ran.append((request.stage, request.subject))
         self.before(request)
-        self._of_thread.outcome = execute.execute(request)
-        return Job(environment=placement.environment, directory=Path(request.work_root), request_digest="0")
+        digest = uuid.uuid4().hex
+        self._outcomes[digest] = execute.execute(request)
+        return Job(environment=placement.environment, directory=Path(request.work_root), request_digest=digest)
 
     def is_active(self, _job: Job) -> bool:
         return False
@@ -52,8 +53,8 @@ class InProcess:
     def read_log(self, _job: Job, offset: int) -> tuple[list[str], int]:
         return [], offset
 
-    def outcome(self, _job: Job) -> StageResult:
-        outcome: StageResult | StageFailure = self._of_thread.outcome
+    def outcome(self, job: Job) -> StageResult:
+        outcome = self._outcomes[job.request_digest]
         if isinstance(outcome, StageFailure):
             raise from_document(outcome.error)
         return outcome
