@@ -443,6 +443,7 @@ class CanaryController:
         self.slots.replace(record.candidate, record.repository, self._token)
         name_release(self.router, record.candidate, record.release_id)
         started = f"candidate started in {record.candidate}"
+        log.info(started)
         record = record.with_event(EventKind.STARTED, started, by=self.plan.driver)
         return self._save(record, phase=Phase.WARM)
 
@@ -483,6 +484,7 @@ class CanaryController:
             return self._save(condemned(record, evidence.not_acknowledged(), by=self.plan.driver))
         self._looked_at = time.monotonic()
         words = f"{record.step_percent:g} % of the traffic to {record.candidate}"
+        log.info(words)
         record = record.with_event(EventKind.SHIFTED, words, by=self.plan.driver)
         record = self.traffic.step_begins(record)
         record = record.model_copy(update={"phase": Phase.BAKING, "applied": want, "step_began_at": time.time()})
