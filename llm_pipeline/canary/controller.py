@@ -72,7 +72,6 @@ SOURCE_PATIENCE_LOOKS = 30
 LONGEST_LOOKS = 10.0
 """One look counts for at most this many intervals between looks: a frozen process watched nothing meanwhile."""
 
-
 BASELINE_SECONDS = 120.0
 """Counts of stable over this long before the first step fix what "slow" means."""
 
@@ -82,10 +81,8 @@ how much one server wavers, too."""
 
 _HISTORY_BYTES = 64 * 1024 * 1024
 
-
 MOST_BYTES_A_LOOK = 4 * 1024 * 1024
 """Of the log that one look reads, about 6,000 lines; what is left is for the next one."""
-
 
 Baseline = tuple[metrics.Thresholds | None, int, CanaryRecord]
 """Stable before the first step: the limits from then on, or None while there are too few requests; how many there are;

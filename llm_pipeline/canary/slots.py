@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -177,7 +178,7 @@ def slot_state(state_root: Path, target: str, slot: SlotName) -> Path:
 
 
 @dataclass(frozen=True)
-class _Slots:
+class _Slots(ABC):
     """What both kinds of slots have.
 
     Attributes:
@@ -220,8 +221,9 @@ class _Slots:
     def engine_death(self, slot: SlotName) -> str:
         return engine_death(self._state(slot) / SERVER_LOG)
 
+    @abstractmethod
     def alive(self, slot: SlotName) -> bool:
-        raise NotImplementedError
+        """See `SlotControl`."""
 
     def answers(self, slot: SlotName) -> bool:
         try:

@@ -166,10 +166,10 @@ class StageOperator(ResumableJobMixin, BaseOperator):
             AirflowFailException: What it needs did not end well; a result of an earlier run is none of this one.
             AirflowSkipException: This run does not have it, or it has nothing to do.
         """
-        step = self.flow_task.step if self.flow_task is not None else None
-        if self.flow_task is not None and self.flow_task.step.decides:
+        task = self.flow_task if self.flow_task is not None and self.flow_task.step.decides else None
+        if task is not None:
             try:
-                require_begun(context, self.flow_task, self.subject, self.flow)
+                require_begun(context, task, self.subject, self.flow)
             except AirflowSkipException:
                 self._ending = "skipped"
                 raise
@@ -178,7 +178,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         flow = self.flow()
         if why := flow.left_out(self.stage, self.subject):
             raise self._skipped(why)
-        if step is not None and step.is_attempt and step.decides and (why := flow.passed_over(self.subject)):
+        if task is not None and task.step.is_attempt and (why := flow.passed_over(self.subject)):
             raise self._skipped(why)
         return flow.request(self.stage, f"{self.subject}:{self.step}" if self.step else self.subject)
 

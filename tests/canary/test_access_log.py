@@ -188,7 +188,7 @@ def test_of_tritons_own_api_the_status_alone_is_judged(path, route) -> None:
 
 
 class Writer:
-    """Appends to the file that it opened, whatever became of its name; `reopen` opens the name again."""
+    """Writes to the file that it has open, even after that was renamed; `reopen` opens the path again."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.asked, self.stream = path, 0, path.open("a")

@@ -45,6 +45,18 @@ def pause_it(site: Site) -> Reply:
     return pause(site.store, "cpu", by="alice", why="the dashboard looks odd")
 
 
+def paused_and_killed(site: Site) -> None:
+    """A canary that alice paused, whose controller was killed after that."""
+
+    def die() -> None:
+        site.die_at = site.boundary + 1
+
+    site.at_looks({FIRST_LOOK: lambda: pause_it(site), 20: die})
+    with pytest.raises(Killed):
+        site.step(20)
+    site.buried()
+
+
 def resume_it(site: Site) -> Reply:
     return resume(site.store, "cpu", by="bob")
 
@@ -98,13 +110,7 @@ def test_a_pause_between_two_steps_begins_no_step_until_it_is_resumed(site) -> N
 
 
 def test_a_killed_controller_is_continued_paused(site) -> None:
-    def die() -> None:
-        site.die_at = site.boundary + 1
-
-    site.at_looks({FIRST_LOOK: lambda: pause_it(site), 20: die})
-    with pytest.raises(Killed):
-        site.step(20)
-    site.buried()
+    paused_and_killed(site)
     looks = site.at_looks({LATER: lambda: resume_it(site)})
     assert site.step(20).verdict == "GO"
     assert len(looks) > LATER, "the next controller waited for the person"
@@ -126,14 +132,7 @@ def test_a_pause_that_nobody_ends_rolls_back_at_its_deadline(site) -> None:
 @pytest.mark.parametrize("how", ["teardown", "rollback"])
 def test_a_paused_canary_is_rolled_back_on_request(site, how) -> None:
     site.serve_first()
-
-    def die() -> None:
-        site.die_at = site.boundary + 1
-
-    site.at_looks({FIRST_LOOK: lambda: pause_it(site), 20: die})
-    with pytest.raises(Killed):
-        site.step(20)
-    site.buried()
+    paused_and_killed(site)
     if how == "teardown":
         ensure_rolled_back(site.place, "r1")
     else:

@@ -190,8 +190,9 @@ def _answers(
 ) -> list[str]:
     """What is answered to golden prompts, all of them or so many at once; whole, or up to the first near tie."""
     tokenizer, answers = batcher.tokenizer, []
-    for start in range(0, len(golden), at_once or len(golden) or 1):
-        some = golden[start : start + at_once] if at_once else golden
+    size = at_once or max(1, len(golden))
+    for start in range(0, len(golden), size):
+        some = golden[start : start + size]
         prompts = [tokenizer.encode(one.prompt, add_special_tokens=True) for one in some]
         options = {"logprobs": _LIKELIEST} if as_far_as_sure else {}
         answers += _generate(batcher, prompts, [one.maximum_tokens for one in some], ignore_eos=False, **options)
