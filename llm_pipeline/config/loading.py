@@ -114,6 +114,11 @@ def _mistake(path: Path, node: yaml.Node | None, schema: Schema, details: ErrorD
     if details["type"] in _OUT_OF_RANGE:
         allowed = [range_of(one, schema) for one in schemas_at(schema, details["loc"])]
         message = f"must be {next(filter(None, allowed), 'a number')}"
+    elif details["type"] == "string_pattern_mismatch" and "://" in details["ctx"]["pattern"]:  # long, and no advice
+        *above, field = details["loc"]
+        around = (one.get("properties", {}).get(field, {}) for one in schemas_at(schema, tuple(above)))
+        told = (str(one["description"]).rstrip(".") for one in around if "description" in one)
+        message = f"not in the form that it takes: {next(told, '')}"
     given = repr(details["input"])
     shown = f" (got {given})" if len(given) <= _LONGEST_INPUT_SHOWN else ""
     return f"{place}: {key}: {message}{shown}"
