@@ -40,7 +40,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -417,7 +416,7 @@ def _calls_of_a_release(stored: int) -> int:
 
 def _slowest_parse(number: int) -> float:
     """CPU seconds of the DAG file that takes longest with so many release configs."""
-    from llm_pipeline_airflow import deployment_dags, discovery
+    from llm_pipeline_airflow import discovery
 
     with tempfile.TemporaryDirectory(prefix="scale-growth-") as place:
         releases = Path(place, "configs", "releases")
@@ -428,11 +427,8 @@ def _slowest_parse(number: int) -> float:
         for one in range(number):
             (releases / f"model-{one}.yaml").write_text(re.sub(r"(\bid: [\w./-]+)", rf"\1-{one}", text, count=1))
         files: dict[str, Callable[[tuple[Path, ...]], Any]] = {
-            "releases": discovery.release_dags,
+            "releases": discovery.dags_of,
             "release_config_errors": discovery.check_release_configs,
-            "guards": partial(deployment_dags.deployment_dags, "guard"),
-            "rollbacks": partial(deployment_dags.deployment_dags, "rollback"),
-            "retention": partial(deployment_dags.deployment_dags, "retention"),
         }
         seconds = {}
         for name, parse in files.items():

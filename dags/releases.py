@@ -1,6 +1,5 @@
-"""One Airflow DAG for each release config of this file's project, or of those in `[llm_pipeline] releases`."""
+"""The DAGs of each release config, and of each deployment that one names: see `[llm_pipeline] releases`."""
 
-from llm_pipeline_airflow.discovery import release_dags
-from llm_pipeline_airflow.settings import release_folders
+from llm_pipeline_airflow.discovery import all_dags
 
-globals().update(release_dags(release_folders(__file__)))
+globals().update(all_dags(__file__))

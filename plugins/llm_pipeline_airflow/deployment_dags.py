@@ -1,6 +1,6 @@
 """The DAGs of each deployment that a release config names: guard, rollback form, verification and retention.
 
-A config that is broken is left out here, as in `discovery`; `dags/release_config_errors.py` is where it shows.
+A config that is broken is left out here; `dags/release_config_errors.py` is where it shows.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import DAG, BaseOperator, Param, get_parsing_context
+from airflow.sdk import DAG, BaseOperator, Param
 from airflow.sdk.exceptions import AirflowSkipException
 
 from llm_pipeline.base.errors import ExitCode, StageCrashed
-from llm_pipeline.base.logging import Lines, LogRelay
+from llm_pipeline.base.logging import LogRelay
 from llm_pipeline.canary.record import Phase, latest_canary
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import each_file_read_once
@@ -92,26 +92,6 @@ def used_deployments(folders: tuple[Path, ...]) -> list[UsedDeployment]:
     return used
 
 
-def deployment_dags(kind: str, folders: tuple[Path, ...]) -> dict[str, DAG]:
-    """The DAGs of a kind, one for each deployment that one can be made for, by DAG id; a worker makes only its own.
-
-    Args:
-        kind: One of `MAKERS`; a DAG's id is `<kind>__<deployment>`.
-        folders: Where the release configs are; of two deployments of one name, the first counts.
-    """
-    prefix = f"{kind}__"
-    wanted = get_parsing_context().dag_id
-    if wanted is not None and not wanted.startswith(prefix):
-        return {}
-    made: dict[str, DAG] = {}
-    for used in used_deployments(folders):
-        dag_id = f"{prefix}{used.deployment.name}"
-        if wanted in (None, dag_id) and dag_id not in made:
-            with contained(dag_id):
-                made[dag_id] = MAKERS[kind](used)
-    return made
-
-
 class FoundWrong(Refused):
     """The command worked, and what it looked at is not as it should be: trying again finds the same."""
 
@@ -121,7 +101,7 @@ class CommandOperator(BaseOperator):
 
     Args:
         deployment_file: The deployment's file.
-        subject: The target's name.
+        subject: The target's name; empty for a command about the whole deployment.
     """
 
     ui_color = "#f9d9d9"
@@ -154,18 +134,20 @@ class CommandOperator(BaseOperator):
         command = self.command(context)
         deployment = deployment_with_secrets(self.deployment_file)
         store = open_store(deployment.store)
-        before = _rolled_back(store, self.subject)
+        before = self.subject and _rolled_back(store, self.subject)
         arguments = ("-m", "llm_pipeline", *command, "--deployment", self.deployment_file)
         code = self._run([_python(deployment), *arguments], command_environment(deployment))
-        tell_canary(deployment, self.subject)
-        if _rolled_back(store, self.subject) != before:
-            tell_rollback(context, deployment, store, self.subject)
+        if self.subject:
+            tell_canary(deployment, self.subject)
+            if _rolled_back(store, self.subject) != before:
+                tell_rollback(context, deployment, store, self.subject)
+        what = f"{command[0]} {self.subject}".strip()
         if code == ExitCode.BAD_INPUT:
-            raise refused(context, f"{command[0]} {self.subject} was refused; see its log")
+            raise refused(context, f"{what} was refused; see its log")
         if code == ExitCode.NO_GO:
             raise FoundWrong(self._last_line)
         if code:
-            raise StageCrashed(f"{command[0]} {self.subject} ended with exit code {code}: see its log")
+            raise StageCrashed(f"{what} ended with exit code {code}: see its log")
 
     def on_kill(self) -> None:
         """Stop the command: each of its steps is safe to be done again."""
@@ -326,25 +308,11 @@ def verify_dag(used: UsedDeployment) -> DAG:
     return dag
 
 
-class RetentionOperator(BaseOperator):
-    """Runs the retention of a deployment and logs its report; the parameter `delete` lets it remove things.
+class RetentionOperator(CommandOperator):
+    """Runs the retention of a deployment; the parameter `delete` lets it remove things."""
 
-    Args:
-        deployment_file: The deployment's file.
-    """
-
-    def __init__(self, *, deployment_file: str, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.deployment_file = deployment_file
-
-    def execute(self, context: Context) -> dict[str, int]:
-        """Collect; returns the bytes that were, or would be, removed."""
-        from llm_pipeline.retention import collect_garbage
-
-        deployment = deployment_with_secrets(self.deployment_file)
-        report = collect_garbage(deployment, delete=bool(context["params"]["delete"]))
-        log.info("%s", Lines("\n".join(["", *report.lines()])))  # one record: the table's lines stay together
-        return {"bytes_removed": report.bytes_removed}
+    def command(self, context: Context) -> Sequence[str]:
+        return ["gc", "--delete"] if context["params"]["delete"] else ["gc"]
 
 
 def retention_dag(used: UsedDeployment) -> DAG:
@@ -411,4 +379,4 @@ MAKERS: Mapping[str, Callable[[UsedDeployment], DAG]] = {
     "verify": verify_dag,
     "retention": retention_dag,
 }
-"""What makes the DAG of one deployment, by the kind of DAG."""
+"""What makes the DAG of one deployment, by the kind of DAG; its id is `<kind>__<deployment>`."""

@@ -6,7 +6,8 @@ Airflow hides every DAG of a file that has an import error. So `dags/releases.py
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from airflow.sdk import DAG, get_parsing_context
@@ -15,27 +16,10 @@ from llm_pipeline.base.collector import sparing
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.loading import each_file_read_once
 from llm_pipeline_airflow.dag_factory import release_dag
-from llm_pipeline_airflow.deployment_dags import MAKERS, deployment_dags, used_deployments
+from llm_pipeline_airflow.deployment_dags import MAKERS, used_deployments
 from llm_pipeline_airflow.faults import contained
 from llm_pipeline_airflow.runs import dag_id_of
 from llm_pipeline_airflow.settings import release_configs, release_folders, require_folders
-
-
-@each_file_read_once()
-@sparing()
-def release_dags(folders: tuple[Path, ...]) -> dict[str, DAG]:
-    """The DAGs of all release configs that are right, by DAG id; a worker makes only the one it runs.
-
-    Two configs of one name make the DAG of the first; `check_release_configs` tells of the other.
-    """
-    wanted = get_parsing_context().dag_id
-    found: dict[str, DAG] = {}
-    for path in release_configs(folders):
-        dag_id = dag_id_of(path)
-        if wanted in (None, dag_id) and dag_id not in found:
-            with contained(f"the DAG of {path.name}"):  # check_release_configs reports what is wrong
-                found[dag_id] = release_dag(path)
-    return found
 
 
 def all_dags(dag_file: str) -> dict[str, DAG]:
@@ -44,10 +28,24 @@ def all_dags(dag_file: str) -> dict[str, DAG]:
     Args:
         dag_file: Its `__file__`; the configs are where `[llm_pipeline] releases` says, beside it or above.
     """
-    folders = release_folders(dag_file)
-    made = release_dags(folders)
-    for kind in MAKERS:
-        made |= deployment_dags(kind, folders)
+    return dags_of(release_folders(dag_file))
+
+
+@each_file_read_once()
+@sparing()
+def dags_of(folders: tuple[Path, ...]) -> dict[str, DAG]:
+    """The DAGs that can be made of the release configs in folders, by DAG id; a worker makes only the one it runs.
+
+    Two configs, or deployments, of one name make the DAGs of the first; `check_release_configs` tells of the other.
+    """
+    wanted = get_parsing_context().dag_id
+    made: dict[str, DAG] = {}
+    for _, dag_id, make in _makers(folders):
+        if wanted in (None, dag_id) and dag_id not in made:
+            with contained(f"the DAG {dag_id}"):  # check_release_configs reports what is wrong
+                made[dag_id] = make()
+        if wanted == dag_id:
+            break
     return made
 
 
@@ -62,6 +60,15 @@ def check_release_configs(folders: tuple[Path, ...]) -> None:
     require_folders(folders)
     if mistakes := [*_same_names(folders), *_mistakes(folders)]:
         raise ConfigError("\n".join(mistakes), hint="correct them; the DAGs of the other release configs run on")
+
+
+def _makers(folders: tuple[Path, ...]) -> Iterator[tuple[Path, str, Callable[[], DAG]]]:
+    """Of every DAG: the file that it is made from, its id, and what makes it."""
+    for path in release_configs(folders):
+        yield path, dag_id_of(path), partial(release_dag, path)
+    for used in used_deployments(folders):
+        for kind, make in MAKERS.items():
+            yield used.path, f"{kind}__{used.deployment.name}", partial(make, used)
 
 
 def _same_names(folders: tuple[Path, ...]) -> Iterator[str]:
@@ -79,12 +86,7 @@ def _same_names(folders: tuple[Path, ...]) -> Iterator[str]:
 
 def _mistakes(folders: tuple[Path, ...]) -> Iterator[str]:
     """One line for each file that a DAG cannot be made from."""
-    for path in release_configs(folders):
-        with contained(f"the DAG of {path.name}") as faults:
-            release_dag(path)
+    for path, dag_id, make in _makers(folders):
+        with contained(f"the DAG {dag_id}") as faults:
+            make()
         yield from (f"{path.name}: {fault}" for fault in faults)
-    for used in used_deployments(folders):
-        for kind, make in MAKERS.items():
-            with contained(f"the {kind} DAG of {used.path.name}") as faults:
-                make(used)
-            yield from (f"{used.path.name}: {fault}" for fault in faults)
