@@ -16,7 +16,6 @@ from llm_pipeline.release.flow import stage_names, steps_of
 from llm_pipeline.release.measured_cost import release_cost
 from llm_pipeline.release.step import Work
 from llm_pipeline.release_progress import ReleaseProgress
-from llm_pipeline.store.documents import understood
 from llm_pipeline.store.place_state import serving_at
 
 if TYPE_CHECKING:
@@ -111,11 +110,11 @@ def _read_plan(flow: ReleaseProgress) -> Plan:
     from llm_pipeline.planning.model import Plan  # a DAG is drawn without what plans are made of
 
     name = f"releases/{flow.record.release_id}/plan.json"
-    document = flow.store.read_document(name)
     hint = "run the release again: its first stage writes the plan anew"
-    if document is None:
+    plan, _ = flow.store.read_as(name, Plan, hint=hint)
+    if plan is None:
         raise IntegrityError("the release has no plan", where=name, hint=hint)
-    return understood(Plan, document.value, name, hint=hint)
+    return plan
 
 
 def _license_question(flow: ReleaseProgress) -> Question | None:

@@ -189,9 +189,7 @@ class ReleaseProgress:
         return self._failure("quantize", recipe) or self._failure("accuracy", recipe)
 
     def _failure(self, stage: str, subject: str) -> StageFailure | None:
-        name = failure_name(self.record.release_id, stage, subject)
-        document = self.store.read_document(name)
-        return understood(StageFailure, document.value, name) if document else None
+        return self.store.read_as(failure_name(self.record.release_id, stage, subject), StageFailure)[0]
 
     def trial(self, candidate: Candidate) -> CostTrial | None:
         """How a candidate fared; None when it was not tried, or not to its end."""

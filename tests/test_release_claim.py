@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -240,27 +239,17 @@ def backdate(store, when: datetime) -> None:
     store.write_document(claim_name(MODEL), state.model_dump(mode="json"), document.revision)
 
 
-class Interrupted:
-    """A real store in which something happens right after the first read."""
+def test_of_two_that_ask_at_the_same_moment_one_waits(store, monkeypatch):
+    read, meanwhile = store.read_document, [lambda: claim(store, 1).ask()]
 
-    def __init__(self, store, happening: Callable[[], object]) -> None:
-        self.store = store
-        self.happening: Callable[[], object] | None = happening
-
-    def read_document(self, name: str) -> Document | None:
-        document = self.store.read_document(name)
-        if happening := self.happening:
-            self.happening = None
-            happening()
+    def interrupted(name: str) -> Document | None:
+        document = read(name)
+        if meanwhile:
+            meanwhile.pop()()
         return document
 
-    def write_document(self, name: str, value: dict, expect: str | None) -> str:
-        return self.store.write_document(name, value, expect)
-
-
-def test_of_two_that_ask_at_the_same_moment_one_waits(store):
-    late = claim(Interrupted(store, lambda: claim(store, 1).ask()), 2)
-    assert late.ask().party.run_id == "run-1"
+    monkeypatch.setattr(store, "read_document", interrupted)
+    assert claim(store, 2).ask().party.run_id == "run-1"
     assert holder(store) == "run-1"
 
 

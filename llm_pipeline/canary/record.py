@@ -28,7 +28,6 @@ from llm_pipeline.canary.metrics import Hanging
 from llm_pipeline.canary.router import Patience, RouteState, SlotName, other_slot
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
-from llm_pipeline.store.documents import understood
 from llm_pipeline.store.lease import lease_of
 from llm_pipeline.store.place_state import PauseRequest, PlaceState, Pointer, Question, read_place
 
@@ -247,9 +246,8 @@ class CanaryJournal:
 
     def load(self) -> CanaryRecord | None:
         """The record as it is now; later writes expect this revision."""
-        document = self.store.read_document(self._name)
-        self._revision = document.revision if document else None
-        return understood(CanaryRecord, document.value, self._name) if document else None
+        record, self._revision = self.store.read_as(self._name, CanaryRecord)
+        return record
 
     def save(self, record: CanaryRecord) -> CanaryRecord:
         """Write the record.

@@ -17,7 +17,6 @@ from llm_pipeline.config.deployment import SEVERITIES, Channel, Deployment, Seve
 from llm_pipeline.notifications.event import Event, Origin, of_canary, plain
 from llm_pipeline.notifications.mlflow_run import keep_in_mlflow
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
-from llm_pipeline.store.documents import understood
 from llm_pipeline.store.place_state import read_place
 
 log = get_logger(__name__)
@@ -74,14 +73,13 @@ def tell_canary(
             if not services or not on_trial:
                 continue
             name = f"releases/{on_trial}/told/{place}.{channel_name}.json"
-            document = store.read_document(name)
-            known = understood(_Told, document.value, name) if document else _Told()
-            new = read_events(store, on_trial, place, after=known.through)
+            known, revision = store.read_as(name, _Told)
+            new = read_events(store, on_trial, place, after=known.through if known else 0)
             if not new:
                 continue
             told = _Told(through=new[-1].number).model_dump()
             with contextlib.suppress(Conflict):  # another process tells them
-                store.write_document(name, told, document.revision if document else None)
+                store.write_document(name, told, revision)
                 origin = Origin(deployment.name, on_trial, link)
                 _send(channel, services, [of_canary(origin, event, place) for event in new])
 

@@ -25,7 +25,6 @@ from llm_pipeline.release.record import trusted_record
 from llm_pipeline.release.step import Effect, Kind, Scope
 from llm_pipeline.release_progress import ReleaseProgress, passed
 from llm_pipeline.store.artifact_store import ArtifactStore
-from llm_pipeline.store.documents import understood
 
 
 class NotApproved(Terminal):
@@ -184,9 +183,7 @@ def _run(flow: ReleaseProgress) -> str:
 
 
 def _read(flow: ReleaseProgress, step: str) -> tuple[Decision | None, str | None]:
-    name = decision_name(flow.record.release_id, step)
-    document = flow.store.read_document(name)
-    return (understood(Decision, document.value, name), document.revision) if document else (None, None)
+    return flow.store.read_as(decision_name(flow.record.release_id, step), Decision)
 
 
 def _write(flow: ReleaseProgress, decision: Decision, revision: str | None) -> Decision:

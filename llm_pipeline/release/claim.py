@@ -10,8 +10,6 @@ it started, so two never overlap. Only a dead holder loses it.
 
 from __future__ import annotations
 
-import contextlib
-import random
 import socket
 import threading
 import time
@@ -29,13 +27,14 @@ from llm_pipeline.base.errors import PipelineError, Terminal, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.release import ReleaseConfig
-from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
-from llm_pipeline.store.documents import DamagedDocument, model_of, understood
+from llm_pipeline.store.artifact_store import ArtifactStore
+from llm_pipeline.store.documents import DamagedDocument, model_of
 
 LOCAL_POLL_SECONDS = 2.0
 RENEWED_EVERY = timedelta(minutes=5)
 
 _CLAIMS = "claims"
+_DAMAGED = "when no release of the model is on its way, remove this document"
 _WAITER_STALE_AFTER = timedelta(hours=1)
 _LONGEST_STAGE = timedelta(hours=24)
 _LOCAL_STALE_AFTER = timedelta(hours=1)
@@ -342,7 +341,7 @@ def read_claim(store: ArtifactStore, model_id: str) -> ClaimState:
     Raises:
         IntegrityError: The document is damaged.
     """
-    return _read(store, model_id)[0]
+    return store.read_as(claim_name(model_id), ClaimState, hint=_DAMAGED)[0] or ClaimState()
 
 
 def readable_claims(store: ArtifactStore) -> tuple[dict[str, ClaimState], list[DamagedDocument]]:
@@ -374,22 +373,4 @@ def free_claim(store: ArtifactStore, model_id: str) -> Claimant | None:
 
 def _change(store: ArtifactStore, model_id: str, transition: Callable[[ClaimState], ClaimState]) -> ClaimState:
     """Apply a transition to the state as it is at that moment; returns the new state."""
-    while True:
-        state, revision = _read(store, model_id)
-        wanted = transition(state)
-        if wanted == state:
-            return state
-        with contextlib.suppress(Conflict):
-            store.write_document(claim_name(model_id), wanted.model_dump(mode="json"), revision)
-            return wanted
-        time.sleep(random.uniform(0.0, 0.05))  # noqa: S311 - spreads writers, protects nothing
-
-
-def _read(store: ArtifactStore, model_id: str) -> tuple[ClaimState, str | None]:
-    """The claim, and the revision it was read at."""
-    name = claim_name(model_id)
-    document = store.read_document(name)
-    if document is None:
-        return ClaimState(), None
-    hint = "when no release of the model is on its way, remove this document"
-    return understood(ClaimState, document.value, name, hint=hint), document.revision
+    return store.edit_as(claim_name(model_id), ClaimState, transition, hint=_DAMAGED)

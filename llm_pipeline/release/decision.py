@@ -10,7 +10,7 @@ from pydantic import Field
 
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.store.artifact_store import ArtifactStore
-from llm_pipeline.store.documents import understood
+from llm_pipeline.store.signed_documents import replace_document
 
 Answer = Literal["waiting", "approved", "denied", "timed out", "ended"]
 
@@ -66,13 +66,11 @@ def answer_in_words(answer: str, by: str) -> str:
 
 def note_ended(store: ArtifactStore, release_id: str, run: datetime, by: str) -> None:
     """Note that somebody ended a run of a release, which no step of it asked about."""
-    name = decision_name(release_id, "run")
-    known = store.read_document(name)
     ended = Decision(
         run=run.isoformat(), step="run", targets=(), question="", evidence="", answer="ended",
         answered_at=datetime.now(UTC).timestamp(), by=by,
     )  # fmt: skip
-    store.write_document(name, ended.model_dump(mode="json"), known.revision if known else None)
+    replace_document(store, decision_name(release_id, "run"), ended.model_dump(mode="json"))
 
 
 def decision_name(release_id: str, step: str) -> str:
@@ -87,8 +85,7 @@ def read_decisions(store: ArtifactStore, release_id: str) -> list[Decision]:
         IntegrityError: One is damaged.
     """
     names = store.list_documents(f"releases/{release_id}/decisions")
-    found = ((name, store.read_document(name)) for name in names)
-    return [understood(Decision, document.value, name) for name, document in found if document is not None]
+    return [found for name in names if (found := store.read_as(name, Decision)[0]) is not None]
 
 
 def refusal(decisions: Iterable[Decision], run: datetime) -> Decision | None:

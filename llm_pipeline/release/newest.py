@@ -9,17 +9,16 @@ be gone: its record decides.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from datetime import datetime
 
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.release.record import ReleaseRecord
-from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
-from llm_pipeline.store.documents import understood
+from llm_pipeline.store.artifact_store import ArtifactStore
 
 NOTED = 20
 """As many of each config are remembered."""
+_DAMAGED = "remove this document: the next releases are noted in a new one"
 
 
 class NotedRelease(Frozen):
@@ -36,12 +35,6 @@ class NotedRelease(Frozen):
 class _Newest(Frozen):
     releases: tuple[NotedRelease, ...] = ()
 
-    def with_release(self, record: ReleaseRecord) -> _Newest:
-        noted = NotedRelease(release_id=record.release_id, created_at=record.created_at)
-        others = [one for one in self.releases if one.release_id != noted.release_id]
-        newest = sorted([*others, noted], key=lambda one: one.created_at, reverse=True)
-        return _Newest(releases=tuple(newest[:NOTED]))
-
 
 def note_release(store: ArtifactStore, record: ReleaseRecord) -> None:
     """Remember a release that was resolved just now.
@@ -49,12 +42,14 @@ def note_release(store: ArtifactStore, record: ReleaseRecord) -> None:
     Raises:
         Transient: The store cannot be written now.
     """
-    name = _name(record.release.name)
-    while True:
-        newest, revision = _newest(store, record.release.name)
-        with contextlib.suppress(Conflict):
-            store.write_document(name, newest.with_release(record).model_dump(mode="json"), revision)
-            return
+    noted = NotedRelease(release_id=record.release_id, created_at=record.created_at)
+
+    def with_it(known: _Newest) -> _Newest:
+        others = [one for one in known.releases if one.release_id != noted.release_id]
+        newest = sorted([*others, noted], key=lambda one: one.created_at, reverse=True)
+        return _Newest(releases=tuple(newest[:NOTED]))
+
+    store.edit_as(_name(record.release.name), _Newest, with_it, hint=_DAMAGED)
 
 
 def newest_of_config(store: ArtifactStore, config: str) -> Sequence[NotedRelease]:
@@ -63,18 +58,9 @@ def newest_of_config(store: ArtifactStore, config: str) -> Sequence[NotedRelease
     Raises:
         Transient: The store cannot be read now.
     """
-    return _newest(store, config)[0].releases
+    known, _ = store.read_as(_name(config), _Newest, hint=_DAMAGED)
+    return known.releases if known else ()
 
 
 def _name(config: str) -> str:
     return f"index/newest/{config}.json"
-
-
-def _newest(store: ArtifactStore, config: str) -> tuple[_Newest, str | None]:
-    """A document and its revision."""
-    name = _name(config)
-    document = store.read_document(name)
-    if document is None:
-        return _Newest(), None
-    hint = "remove this document: the next releases are noted in a new one"
-    return understood(_Newest, document.value, name, hint=hint), document.revision

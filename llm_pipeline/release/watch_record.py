@@ -14,7 +14,6 @@ from pydantic import AwareDatetime
 
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
-from llm_pipeline.store.documents import understood
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ANEW = "remove the document"
@@ -78,9 +77,7 @@ def read_claim(store: ArtifactStore, config: str, commit: str) -> Claim | None:
     Raises:
         IntegrityError: The claim in the store cannot be understood.
     """
-    name = claim_name(config, commit)
-    document = store.read_document(name)
-    return None if document is None else understood(Claim, document.value, name, hint=_ANEW)
+    return store.read_as(claim_name(config, commit), Claim, hint=_ANEW)[0]
 
 
 def read_claims(store: ArtifactStore, config: str) -> list[Claim]:
@@ -119,9 +116,7 @@ def read_status(store: ArtifactStore, config: str) -> WatchStatus | None:
     Raises:
         IntegrityError: The document cannot be understood.
     """
-    name = _status_name(config)
-    document = store.read_document(name)
-    return None if document is None else understood(WatchStatus, document.value, name, hint=_ANEW)
+    return store.read_as(_status_name(config), WatchStatus, hint=_ANEW)[0]
 
 
 def _status_name(config: str) -> str:

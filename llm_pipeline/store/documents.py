@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 import re
+import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TypeVar
@@ -17,6 +19,8 @@ from llm_pipeline.store.blobs import Blobs, Changed
 
 Model = TypeVar("Model", bound=BaseModel)
 
+_TRIES = 20
+_LONGEST_PAUSE_SECONDS = 0.1
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+@-]*(/[A-Za-z0-9_][A-Za-z0-9_.:+@-]*)*")
 
 
@@ -114,6 +118,48 @@ class Documents:
                 message = f"{name} was changed by another process"
                 raise Conflict(message, where=error.where, hint="read it again and retry") from error
             raise
+
+    def read_as(self, name: str, model: type[Model], *, hint: str = "") -> tuple[Model | None, str | None]:
+        """What a document says, and the revision it was read at; None and None if there is none.
+
+        Raises:
+            IntegrityError: It is damaged; `hint` says what to do then.
+        """
+        document = self.read_document(name)
+        if document is None:
+            return None, None
+        return understood(model, document.value, name, hint=hint), document.revision
+
+    def edit_as(self, name: str, model: type[Model], edit: Callable[[Model], Model], *, hint: str = "") -> Model:
+        """Change a document; `edit` is asked again if somebody else changed it meanwhile.
+
+        Args:
+            name: Of the document; one that there is not yet is a model without values.
+            model: What it says.
+            edit: The change; nothing is written where it changes nothing.
+            hint: What to do about a damaged one.
+
+        Returns:
+            What it says then.
+
+        Raises:
+            Conflict: Others change it all the time; the same call is safe again.
+            IntegrityError: It is damaged.
+            Transient: The store cannot be read, or takes nothing.
+        """
+        for _ in range(_TRIES):
+            known, revision = self.read_as(name, model, hint=hint)
+            state = model() if known is None else known
+            wanted = edit(state)
+            if wanted == state:
+                return state
+            try:
+                self.write_document(name, wanted.model_dump(mode="json"), revision)
+            except Conflict:
+                time.sleep(random.uniform(0.0, _LONGEST_PAUSE_SECONDS))  # noqa: S311 - no secret
+                continue
+            return wanted
+        raise Conflict(f"{name} changes faster than it can be written")
 
     def delete_document(self, name: str) -> None:
         """Remove a document, if there is one."""

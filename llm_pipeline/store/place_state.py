@@ -15,8 +15,6 @@ promotion does.
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import PurePosixPath
@@ -25,8 +23,8 @@ from typing import Literal, NamedTuple
 from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef, Frozen
-from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
-from llm_pipeline.store.documents import DamagedDocument, understood
+from llm_pipeline.store.artifact_store import ArtifactStore
+from llm_pipeline.store.documents import DamagedDocument
 
 Slot = Literal["blue", "green"]
 Question = Literal["begin", "go on"]
@@ -36,8 +34,6 @@ Answer = Literal["waiting", "approved", "denied", "timed out"]
 
 _MOST_TAKEN_BACK = 20
 _MOST_APPROVALS = 20
-_TRIES = 8
-_LONGEST_PAUSE_SECONDS = 0.1
 
 
 class Pointer(Frozen):
@@ -222,7 +218,7 @@ def read_place(store: ArtifactStore, place: str) -> PlaceState:
         IntegrityError: The document is damaged.
         Transient: It cannot be read.
     """
-    return _read(store, place)[0]
+    return store.read_as(place_name(place), PlaceState)[0] or PlaceState()
 
 
 def edit_place(store: ArtifactStore, place: str, edit: Callable[[PlaceState], PlaceState]) -> PlaceState:
@@ -239,18 +235,7 @@ def edit_place(store: ArtifactStore, place: str, edit: Callable[[PlaceState], Pl
         IntegrityError: The document is damaged.
         Transient: The store cannot be read, or takes nothing.
     """
-    for _ in range(_TRIES):
-        state, revision = _read(store, place)
-        wanted = edit(state)
-        if wanted == state:
-            return state
-        try:
-            store.write_document(place_name(place), wanted.model_dump(mode="json", exclude_defaults=True), revision)
-        except Conflict:
-            time.sleep(random.uniform(0.0, _LONGEST_PAUSE_SECONDS))  # noqa: S311 - no secret
-            continue
-        return wanted
-    raise Conflict(f"{place_name(place)} changes faster than it can be written")
+    return store.edit_as(place_name(place), PlaceState, edit)
 
 
 def readable_places(store: ArtifactStore) -> tuple[dict[str, PlaceState], list[DamagedDocument]]:
@@ -267,14 +252,6 @@ def readable_places(store: ArtifactStore) -> tuple[dict[str, PlaceState], list[D
         except PipelineError as error:
             damaged.append(DamagedDocument(name, error))
     return found, damaged
-
-
-def _read(store: ArtifactStore, place: str) -> tuple[PlaceState, str | None]:
-    """The document's revision is None before the place's first release."""
-    document = store.read_document(place_name(place))
-    if document is None:
-        return PlaceState(), None
-    return understood(PlaceState, document.value, place_name(place)), document.revision
 
 
 log = get_logger(__name__)

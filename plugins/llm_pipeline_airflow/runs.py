@@ -8,6 +8,7 @@ from pathlib import Path
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.config.store import StoreModel
 from llm_pipeline.store import ArtifactStore, open_store
+from llm_pipeline.store.signed_documents import replace_document
 from llm_pipeline_airflow.links import DAG_PREFIX
 from llm_pipeline_airflow.settings import RELEASES_HINT, release_configs, release_folders
 
@@ -49,11 +50,8 @@ def store_to_read(settings: StoreModel) -> ArtifactStore:
 
 def remember_run(store: ArtifactStore, dag_id: str, run_id: str, release_id: str) -> None:
     """Write down which release a run works on."""
-    name = _document_name(dag_id, run_id)
-    known = store.read_document(name)
     value = {"dag_id": dag_id, "run_id": run_id, "release_id": release_id}
-    if known is None or known.value != value:
-        store.write_document(name, value, known.revision if known else None)
+    replace_document(store, _document_name(dag_id, run_id), value)
 
 
 def release_of_run(store: ArtifactStore, dag_id: str, run_id: str) -> str | None:
