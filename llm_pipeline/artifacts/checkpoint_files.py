@@ -12,7 +12,6 @@ from typing import Any
 from llm_pipeline.artifacts.model_rules import ADDITIONAL_TEMPLATES, GENERATION, read_model_rules
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.json_document import read_object
-from llm_pipeline.catalog.modelopt_formats import MIXED
 from llm_pipeline.model_facts.grouping import Packing
 from llm_pipeline.model_facts.words import ConfigWords
 
@@ -60,6 +59,8 @@ def copy_companions(source: Path, destination: Path) -> None:
 
 
 QUANTIZATION_FILE = "hf_quant_config.json"
+MIXED = "MIXED_PRECISION"
+"""modelopt's name of a checkpoint whose layers have formats of their own."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
@@ -46,36 +46,58 @@ KvCacheFormat = Literal["none", "fp8", "nvfp4"]
 """Format of the KV cache that the exported checkpoint asks for; `none` is the model's own precision. modelopt writes no
 INT8 into a Hugging Face checkpoint."""
 
-CALIBRATED: frozenset[WeightFormat] = frozenset(
-    {"fp8", "int8_smoothquant", "int4_awq", "w4a8_awq", "nvfp4", "nvfp4_awq", "auto"}
-)
-"""Formats whose scales depend on calibration data."""
 
-WEIGHT_BITS: Mapping[WeightFormat, int | None] = {
-    "none": None,
-    "fp8": 8,
-    "fp8_per_channel_token": 8,
-    "fp8_block": 8,
-    "int8_smoothquant": 8,
-    "int8_weight_only": 8,
-    "int4_blockwise": 4,
-    "int4_awq": 4,
-    "w4a8_awq": 4,
-    "nvfp4": 4,
-    "nvfp4_awq": 4,
-    "mxfp4": 4,
-    "auto": None,
-    "ready": None,
+class FormatFacts(NamedTuple):
+    """What a weight format is to modelopt, to NVIDIA's tables and to a GPU.
+
+    Attributes:
+        bits: Bits of a stored weight, without its scales.
+        algorithm: modelopt's name of it, as its exports have it; naive INT4 has the label of AWQ.
+        config: modelopt's own configuration that makes it.
+        row: Its row in the support matrix.
+        cores: Tensor cores that multiply it.
+        calibrated: Its scales depend on calibration data.
+        byte_scaled: Elements that share a scale of one byte: modelopt's defaults, as its exports hold them; None where
+            scales are of whole tensors, channels or 128 x 128 blocks, too few to count, or of INT4 (`BLOCKWISE`).
+    """
+
+    bits: int
+    algorithm: str
+    config: str
+    row: str
+    cores: Literal["bf16", "fp8", "int8", "fp4"] = "bf16"
+    calibrated: bool = False
+    byte_scaled: int | None = None
+
+
+WEIGHT_FORMATS: Mapping[WeightFormat, FormatFacts] = {
+    "fp8": FormatFacts(8, "FP8", "FP8_DEFAULT_CFG", "fp8", "fp8", calibrated=True),
+    "int8_smoothquant": FormatFacts(
+        8, "W8A8_SQ_PER_CHANNEL", "INT8_SMOOTHQUANT_CFG", "int8_sq", "int8", calibrated=True
+    ),
+    "fp8_per_channel_token": FormatFacts(
+        8, "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PER_CHANNEL_PER_TOKEN_CFG", "fp8_rowwise", "fp8"
+    ),
+    "fp8_block": FormatFacts(8, "fp8_pb_wo", "FP8_2D_BLOCKWISE_WEIGHT_ONLY_CFG", "fp8_block", "fp8"),
+    "int8_weight_only": FormatFacts(8, "W8A16", "INT8_WEIGHT_ONLY_CFG", "int8_wo"),
+    "int4_awq": FormatFacts(4, "W4A16_AWQ", "INT4_AWQ_CFG", "int4_awq", calibrated=True),
+    "nvfp4": FormatFacts(4, "NVFP4", "NVFP4_DEFAULT_CFG", "nvfp4", "fp4", calibrated=True, byte_scaled=16),
+    "w4a8_awq": FormatFacts(4, "W4A8_AWQ", "W4A8_AWQ_BETA_CFG", "w4a8_awq", "fp8", calibrated=True),
+    "nvfp4_awq": FormatFacts(4, "NVFP4_AWQ", "NVFP4_AWQ_LITE_CFG", "nvfp4", "fp4", calibrated=True, byte_scaled=16),
+    "mxfp4": FormatFacts(4, "mxfp4", "MXFP4_DEFAULT_CFG", "mxfp4", "fp4", byte_scaled=32),
+    "int4_blockwise": FormatFacts(4, "W4A16_AWQ", "INT4_BLOCKWISE_WEIGHT_ONLY_CFG", "int4_wo"),
 }
-"""Bits of a stored weight, without its scales; None where the format alone does not say."""
+"""Every format that modelopt makes here; those of the same size in the order in which we would offer them."""
+
+CALIBRATED: frozenset[WeightFormat] = frozenset(name for name, one in WEIGHT_FORMATS.items() if one.calibrated)
 
 BLOCKWISE: frozenset[WeightFormat] = frozenset({"int4_blockwise", "int4_awq", "w4a8_awq"})
-"""INT4, where groups of columns share a scale."""
+"""INT4, where groups of columns share a scale of four bytes."""
 
 _MODELOPTS_GROUP: Literal[128] = 128
 
 NEEDS_CUDA: frozenset[WeightFormat] = frozenset({"nvfp4", "nvfp4_awq", "mxfp4"})
-"""Formats whose quantization runs on an NVIDIA GPU only (modelopt's dynamic block quantizers are CUDA code)."""
+"""FP4: it is quantized on an NVIDIA GPU only (modelopt's dynamic block quantizers are CUDA code)."""
 
 NAMED_SET = "set:"
 """What the name of a calibration set begins with that is no file below `configs/`."""
@@ -132,8 +154,8 @@ class Search(ConfigModel):
     def _rungs_rise_and_can_be_reached(self) -> Search:
         if any(low >= high for low, high in pairwise(self.effective_bits)):
             raise ValueError("effective_bits must rise: the cheapest is tried first")
-        fewest = min(self.formats, key=lambda name: WEIGHT_BITS[name] or 0)
-        least = WEIGHT_BITS[fewest] or 0
+        fewest = min(self.formats, key=lambda name: WEIGHT_FORMATS[name].bits)
+        least = WEIGHT_FORMATS[fewest].bits
         if self.effective_bits[0] < least:
             raise ValueError(f"{self.effective_bits[0]:g} bits cannot be reached: {fewest} has {least}")
         return self
@@ -241,7 +263,7 @@ class QuantizationRecipe(ConfigModel):
             raise ValueError("revision is that of a source")
         if self.tensorrt_llm_ranks.world_size > 1 and not self.tensorrt_llm_checkpoint:
             raise ValueError("tensorrt_llm_ranks is for recipes with tensorrt_llm_checkpoint: true")
-        needed = self.weights in CALIBRATED or (self.kv_cache != "none" and self.weights != "ready")
+        needed = self.weights in (*CALIBRATED, "auto") or (self.kv_cache != "none" and self.weights != "ready")
         if needed and self.calibration is None:
             raise ValueError(f"weights: {self.weights} has calibrated scales: add a calibration section")
         if not needed and self.calibration is not None:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Literal, NamedTuple
 
+from llm_pipeline.artifacts.checkpoint_files import MIXED
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.catalog.modelopt_formats import ALGORITHMS, MIXED
 from llm_pipeline.catalog.runtime_versions import release_numbers
 from llm_pipeline.catalog.tables import (
     Column,
@@ -27,31 +27,17 @@ from llm_pipeline.catalog.tables import (
     find_support,
     lists_format,
 )
-from llm_pipeline.config.quantization import KvCacheFormat, QuantizationRecipe, WeightFormat
+from llm_pipeline.config.quantization import NEEDS_CUDA, WEIGHT_FORMATS, KvCacheFormat, QuantizationRecipe, WeightFormat
 from llm_pipeline.config.target import EngineModel, Target
 from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.planning.memory import bits_per_weight, format_bits
 
 BaselinePrecision = Literal["float16", "bfloat16"]
 
-OFFERED: tuple[WeightFormat, ...] = (
-    "fp8",
-    "int8_smoothquant",
-    "fp8_per_channel_token",
-    "fp8_block",
-    "int8_weight_only",
-    "int4_awq",
-    "nvfp4",
-    "w4a8_awq",
-    "nvfp4_awq",
-    "mxfp4",
-    "int4_blockwise",
-    "none",
-)
+OFFERED: tuple[WeightFormat, ...] = (*WEIGHT_FORMATS, "none")
 """All formats; those of the same size in the order in which we would offer them."""
 
-_FP4: frozenset[WeightFormat] = frozenset({"nvfp4", "nvfp4_awq", "mxfp4"})
-CPU_FORMATS = tuple(name for name in OFFERED if name not in _FP4)
+CPU_FORMATS = tuple(name for name in OFFERED if name not in NEEDS_CUDA)
 """Formats whose packed weights the CPU engine builder can put into its graph: all but those of FP4."""
 
 CPU_KV_FORMATS: tuple[KvCacheFormat, ...] = ("fp8", "none")
@@ -64,19 +50,6 @@ VLLM_KV_FORMATS: tuple[KvCacheFormat, ...] = ("fp8", "none")
 
 
 _KV_BITS: Mapping[KvCacheFormat, int] = {"fp8": 8, "nvfp4": 4, "none": 16}
-_MATRIX_ROWS: Mapping[WeightFormat, str] = {
-    "fp8": "fp8",
-    "fp8_per_channel_token": "fp8_rowwise",
-    "fp8_block": "fp8_block",
-    "int8_smoothquant": "int8_sq",
-    "int8_weight_only": "int8_wo",
-    "int4_blockwise": "int4_wo",
-    "int4_awq": "int4_awq",
-    "w4a8_awq": "w4a8_awq",
-    "nvfp4": "nvfp4",
-    "nvfp4_awq": "nvfp4",
-    "mxfp4": "mxfp4",
-}
 
 
 class FormatRequest(NamedTuple):
@@ -125,8 +98,9 @@ def weights_support(
     platform: Platform, weights: WeightFormat, dtype: BaselinePrecision, *, mixed: bool = False
 ) -> Support:
     """Kernels and readers for one format; `none` is the baseline's own precision."""
-    row = _MATRIX_ROWS.get(weights, "fp16" if dtype == "float16" else "bf16")
-    read = [_read(platform, weights, name) for name in (ALGORITHMS.get(weights), MIXED if mixed else None)]
+    facts = WEIGHT_FORMATS.get(weights)
+    row = facts.row if facts else "fp16" if dtype == "float16" else "bf16"
+    read = [_read(platform, weights, name) for name in (facts and facts.algorithm, MIXED if mixed else None)]
     listed = Support("yes", "") if weights == "none" else _listed(platform, row, f"{weights} weights")
     return reduce(worse, (*read, listed), _hardware(platform, row, weights))
 
@@ -248,9 +222,9 @@ class FormatQuestion:
     def asked(self) -> FormatRequest:
         """The formats that the engine gets; a checkpoint that modelopt exported elsewhere is as one of ours."""
         method, _, algorithm = self.stored_format.partition(" ")
-        known = [weights for weights, name in ALGORITHMS.items() if method == "modelopt" and name == algorithm]
+        known = [name for name, one in WEIGHT_FORMATS.items() if method == "modelopt" and one.algorithm == algorithm]
         if known or self.recipe.weights == "ready":
-            return FormatRequest((known[-1] if known else "none",), "none")
+            return FormatRequest((*known, "none")[:1], "none")
         return FormatRequest(self.recipe.formats, self.recipe.kv_cache, mixed=self.recipe.search is not None)
 
     @property

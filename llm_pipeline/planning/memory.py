@@ -16,14 +16,14 @@ speculative decoding, and what attention data parallelism copies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from math import ceil, inf
 
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.catalog.output_head import keeps_head
-from llm_pipeline.config.quantization import BLOCKWISE, WEIGHT_BITS, KvCacheFormat, QuantizationRecipe, WeightFormat
+from llm_pipeline.config.quantization import BLOCKWISE, WEIGHT_FORMATS, KvCacheFormat, QuantizationRecipe, WeightFormat
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.config.target import TOKENS_PER_BLOCK, EngineLimits, KvCacheOptions, Parallelism
 from llm_pipeline.model_facts.facts import CacheGroup, ModelFacts
@@ -38,18 +38,9 @@ PLAIN = QuantizationRecipe(name="none", weights="none")
 _UNQUANTIZED_BITS = 8.0 * HALF_PRECISION
 
 
-_SCALED_GROUPS: Mapping[WeightFormat, int] = {"nvfp4": 16, "nvfp4_awq": 16, "mxfp4": 32}
-"""Elements that share a scale of one byte: modelopt's defaults, as its exports hold them. The scales of INT4, whose
-groups differ, have four bytes whatever the model's precision; those of whole tensors, channels and 128 x 128 blocks are
-too few to count."""
-
-_SEARCHED_BITS: Mapping[WeightFormat, float] = {"nvfp4": 4.5, "nvfp4_awq": 4.5}
-"""Bits that a search of modelopt counts with, where they are not those of the stored weight."""
-
-
 def format_bits(weights: WeightFormat) -> float:
     """Bits of a stored weight without its scales; those of an unquantized one where the format does not say."""
-    return float(WEIGHT_BITS[weights] or _UNQUANTIZED_BITS)
+    return float(WEIGHT_FORMATS[weights].bits) if weights in WEIGHT_FORMATS else _UNQUANTIZED_BITS
 
 
 def bits_per_weight(recipe: QuantizationRecipe) -> float:
@@ -61,7 +52,7 @@ def _stored_bits(facts: ModelFacts, recipe: QuantizationRecipe) -> float:
     """Mean bits of a weight that the recipe quantizes, its scales included."""
     scales = max(32 / recipe.group_size if name in BLOCKWISE else 0.0 for name in recipe.formats)
     if recipe.search is None:
-        return format_bits(recipe.weights) + max(scales, 8 / _SCALED_GROUPS.get(recipe.weights, inf))
+        return format_bits(recipe.weights) + max(scales, 8 / (WEIGHT_FORMATS[recipe.weights].byte_scaled or inf))
     quantized, kept = _searched_parameters(facts, recipe)  # what is left for those that may be, if all have the mean
     left = recipe.search.effective_bits[0] * (quantized + kept) - kept * _UNQUANTIZED_BITS
     return min(left / quantized + scales, _UNQUANTIZED_BITS) if quantized else _UNQUANTIZED_BITS
@@ -70,7 +61,7 @@ def _stored_bits(facts: ModelFacts, recipe: QuantizationRecipe) -> float:
 def least_effective_bits(facts: ModelFacts, recipe: QuantizationRecipe) -> float:
     """The fewest mean bits that a recipe's search can reach on a model."""
     quantized, kept = _searched_parameters(facts, recipe)
-    least = min(_SEARCHED_BITS.get(name, format_bits(name)) for name in recipe.formats)
+    least = min(format_bits(name) + 8 / (WEIGHT_FORMATS[name].byte_scaled or inf) for name in recipe.formats)
     return (quantized * least + kept * _UNQUANTIZED_BITS) / (quantized + kept)
 
 

@@ -11,11 +11,10 @@ Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from llm_pipeline.catalog.tables import Gpu, find_gpu
-from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
+from llm_pipeline.config.quantization import WEIGHT_FORMATS, QuantizationRecipe, WeightFormat
 from llm_pipeline.config.target import Parallelism, Target
 from llm_pipeline.config.workload import Workload
 from llm_pipeline.loadtest.physics import PhysicalLimits
@@ -25,18 +24,6 @@ from llm_pipeline.planning.memory import HALF_PRECISION, kv_element_bytes, store
 REACHED = 0.5
 """Share of the bound that is expected of a full batch, served or scored; a step's measured time replaces what follows.
 Llama-3-8B shapes passed over 34,000 tokens a second on one H200, which is 0.55 of it."""
-
-_UNITS: Mapping[WeightFormat, str] = {
-    "fp8": "fp8",
-    "fp8_per_channel_token": "fp8",
-    "fp8_block": "fp8",
-    "w4a8_awq": "fp8",
-    "int8_smoothquant": "int8",
-    "nvfp4": "fp4",
-    "nvfp4_awq": "fp4",
-    "mxfp4": "fp4",
-}
-"""Tensor cores that multiply; the 16-bit ones for every other format."""
 
 
 class Tokens(NamedTuple):
@@ -134,14 +121,15 @@ def _multiplying_seconds(engine: RooflineEngine, *, head: bool) -> float:
     multiplied = facts.active_parameters - facts.embedding_parameters - facts.head_parameters - facts.other_parameters
     if head:
         multiplied += facts.head_parameters or facts.embedding_parameters
-    formats = _UNITS if stored_as_it_is(facts, recipe) else recipe.formats  # which cores engines use is theirs
+    formats = WEIGHT_FORMATS if stored_as_it_is(facts, recipe) else recipe.formats  # which cores engines use is theirs
     fastest = max(_peak(gpu, weights) for weights in ("none", *formats))
     return 2 * multiplied / fastest / engine.parallelism.world_size
 
 
 def _peak(gpu: Gpu, weights: WeightFormat) -> float:
     """Operations a second of the tensor cores that multiply a format; without such cores, of the 16-bit ones."""
-    unit, plain = _UNITS.get(weights, "bf16"), gpu.dense_tflops["bf16"] or 0.0
+    unit = WEIGHT_FORMATS[weights].cores if weights in WEIGHT_FORMATS else "bf16"
+    plain = gpu.dense_tflops["bf16"] or 0.0
     if unit == "int8":
         return (gpu.int8_tops_dense or gpu.dense_tflops.get("fp8") or _FP8_BY_BF16 * plain) * 1e12
     return (gpu.dense_tflops.get(unit) or plain) * 1e12

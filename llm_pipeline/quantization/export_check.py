@@ -19,8 +19,7 @@ from llm_pipeline.artifacts.checkpoint_files import QUANTIZATION_FILE, read_json
 from llm_pipeline.artifacts.model_rules import TOKENIZER
 from llm_pipeline.artifacts.quantized_checkpoint import Checkpoint
 from llm_pipeline.base.errors import IntegrityError
-from llm_pipeline.catalog.modelopt_formats import ALGORITHMS
-from llm_pipeline.config.quantization import QuantizationRecipe
+from llm_pipeline.config.quantization import WEIGHT_FORMATS, QuantizationRecipe
 from llm_pipeline.quantization.device_memory import placement_here, release_cached
 from llm_pipeline.quantization.readback import load_model, probe
 
@@ -105,7 +104,7 @@ def _check_formats(checkpoint: Checkpoint, recipe: QuantizationRecipe, export: P
     if not checkpoint.layers:
         raise IntegrityError("no layer is quantized", where=where)
     found = {metadata.algorithm_of(name) for name in checkpoint.layers}
-    allowed = {ALGORITHMS[kind] for kind in recipe.formats}
+    allowed = {WEIGHT_FORMATS[kind].algorithm for kind in recipe.formats}
     if not found <= allowed:
         raise IntegrityError(f"layers are {', '.join(found)}, not {', '.join(allowed)}", where=where)
     wanted = None if recipe.kv_cache == "none" else recipe.kv_cache.upper()

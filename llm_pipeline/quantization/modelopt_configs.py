@@ -7,21 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llm_pipeline.base.errors import Unsupported
-from llm_pipeline.config.quantization import BLOCKWISE, NEEDS_CUDA, KvCacheFormat, QuantizationRecipe, WeightFormat
+from llm_pipeline.config.quantization import (
+    BLOCKWISE,
+    NEEDS_CUDA,
+    WEIGHT_FORMATS,
+    KvCacheFormat,
+    QuantizationRecipe,
+    WeightFormat,
+)
 
-_MODELOPT_NAMES: Mapping[WeightFormat, str] = {
-    "fp8": "FP8_DEFAULT_CFG",
-    "fp8_per_channel_token": "FP8_PER_CHANNEL_PER_TOKEN_CFG",
-    "fp8_block": "FP8_2D_BLOCKWISE_WEIGHT_ONLY_CFG",
-    "int8_smoothquant": "INT8_SMOOTHQUANT_CFG",
-    "int8_weight_only": "INT8_WEIGHT_ONLY_CFG",
-    "int4_blockwise": "INT4_BLOCKWISE_WEIGHT_ONLY_CFG",
-    "int4_awq": "INT4_AWQ_CFG",
-    "w4a8_awq": "W4A8_AWQ_BETA_CFG",
-    "nvfp4": "NVFP4_DEFAULT_CFG",
-    "nvfp4_awq": "NVFP4_AWQ_LITE_CFG",
-    "mxfp4": "MXFP4_DEFAULT_CFG",
-}
 _KV_CACHE_NAMES: Mapping[KvCacheFormat, str] = {"fp8": "FP8_KV_CFG", "nvfp4": "NVFP4_KV_CFG"}
 _NEVER_SEARCHED = "configs/auto_quantize/units/base_disabled_layers"
 
@@ -91,9 +85,9 @@ def kv_cache_config(recipe: QuantizationRecipe) -> dict[str, Any] | None:
 def _of_format(weights: WeightFormat) -> dict[str, Any]:
     import modelopt.torch.quantization as mtq
 
-    if weights not in _MODELOPT_NAMES:
+    if weights not in WEIGHT_FORMATS:
         raise ValueError(f"there is no one modelopt configuration for weights: {weights}")
-    config: dict[str, Any] = copy.deepcopy(getattr(mtq, _MODELOPT_NAMES[weights]))
+    config: dict[str, Any] = copy.deepcopy(getattr(mtq, WEIGHT_FORMATS[weights].config))
     return config
 
 

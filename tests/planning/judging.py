@@ -30,7 +30,7 @@ def cpu_target(**changes: Any) -> Target:
 
 def recipe(weights: str, kv_cache: str = "none", **changes: Any) -> QuantizationRecipe:
     fields: dict[str, Any] = {"name": "r", "weights": weights, "kv_cache": kv_cache}
-    if weights in CALIBRATED or kv_cache != "none":
+    if weights in (*CALIBRATED, "auto") or kv_cache != "none":
         fields["calibration"] = {"sources": ["c.jsonl"], "samples": 1, "maximum_tokens": 8}
     return QuantizationRecipe.model_validate(fields | changes)
 

@@ -11,7 +11,7 @@ from judging import TRITON_1_2_1, WITHOUT_PAGED_CONTEXT, cpu_target, gpu_target,
 from published import facts_of
 
 from llm_pipeline.config.loading import load_yaml
-from llm_pipeline.config.quantization import WEIGHT_BITS, QuantizationRecipe
+from llm_pipeline.config.quantization import WEIGHT_FORMATS, QuantizationRecipe
 from llm_pipeline.config.target import Target
 from llm_pipeline.planning.compatibility import Legal, Refused, judge_compatibility
 from llm_pipeline.planning.memory import quantizes_experts
@@ -222,9 +222,7 @@ def applied(given: QuantizationRecipe, nearest: str) -> QuantizationRecipe:
 @pytest.mark.parametrize("backend", [ENGINE, {}, ON_1_3], ids=["engines", "1.2", "1.3"])
 def test_taking_the_advice_of_a_refusal_makes_any_recipe_legal_on_any_gpu(backend: dict[str, str]):
     searched = [recipe("auto", **search(*formats)) for formats in (("nvfp4", "fp8"), ("int4_awq", "w4a8_awq"))]
-    given = [
-        recipe(weights, kv) for weights in WEIGHT_BITS if weights not in ("none", "auto", "ready") for kv in KV_CACHES
-    ]
+    given = [recipe(weights, kv) for weights in WEIGHT_FORMATS for kv in KV_CACHES]
     for accelerator in (A100, "A10", L40S, H200, B200, RTX):
         target = gpu_target(accelerator, **backend)
         for one in (*given, *searched):

@@ -16,7 +16,7 @@ from llm_pipeline.artifacts.checkpoint_files import read_quantization
 from llm_pipeline.artifacts.quantized_checkpoint import Checkpoint, StoredTensors
 from llm_pipeline.artifacts.tensor_formats import FORMATS, StoredWeight
 from llm_pipeline.base.errors import IntegrityError, Unsupported
-from llm_pipeline.catalog.modelopt_formats import ALGORITHMS
+from llm_pipeline.config.quantization import WEIGHT_FORMATS
 from llm_pipeline.quantization.readback import load_model
 
 
@@ -28,8 +28,7 @@ def logits(checkpoint):
 @pytest.mark.parametrize("name", exports.FORMATS)
 def test_the_metadata_name_the_format_of_each_layer(exported, name):
     metadata = read_quantization(exported(name)[0])
-    assert metadata.algorithm == ALGORITHMS[name]
-    assert metadata.algorithm_of("model.layers.0.mlp.up_proj") == ALGORITHMS[name]
+    assert metadata.algorithm == metadata.algorithm_of("model.layers.0.mlp.up_proj") == WEIGHT_FORMATS[name].algorithm
     assert metadata.kv_cache is None
 
 
