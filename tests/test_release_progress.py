@@ -16,8 +16,9 @@ from llm_pipeline.artifacts.pinned import PinnedModel
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
-from llm_pipeline.config.deployment import Deployment, ServerPorts
+from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.quantization import QuantizationRecipe
+from llm_pipeline.config.server_place import ServerPorts
 from llm_pipeline.release.contract import StageFailure, StageResult, Timings
 from llm_pipeline.release.execute import KeyContent, StageRecord, failure_name, results_name, stage_record_name
 from llm_pipeline.release.record import ReleaseRecord

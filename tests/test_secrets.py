@@ -41,8 +41,9 @@ from llm_pipeline.base import detached
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.logging import JsonLineFormatter
 from llm_pipeline.canary.router import all_to
-from llm_pipeline.config.deployment import Deployment, HubAccess, ServerPorts
+from llm_pipeline.config.deployment import Deployment, HubAccess
 from llm_pipeline.config.release import ModelSource
+from llm_pipeline.config.server_place import ServerPorts
 from llm_pipeline.config.store import StoreModel, store_settings
 from llm_pipeline.hub.access import connect
 from llm_pipeline.hub.sources import open_source

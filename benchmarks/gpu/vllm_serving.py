@@ -36,7 +36,7 @@ from benchmarks.goals import at_least, at_most, goal
 from llm_pipeline.artifacts.engine_description import EngineDescription
 from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.config.deployment import ServerPorts
+from llm_pipeline.config.server_place import ServerPorts
 from llm_pipeline.config.target import EngineLimits, Parallelism, Target
 from llm_pipeline.engines.builder import BuildInputs, engine_builder
 from llm_pipeline.serving.model_repository import write_repository

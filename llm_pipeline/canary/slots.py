@@ -484,7 +484,7 @@ def slots_of(store: ArtifactStore, deployment: Deployment, target: str) -> SlotC
     if servers := openai_servers(place):
         return OpenAiSlots(store=store, servers=servers, target=target, state_root=state_root)
     try:
-        python = Path(deployment.serving_interpreter(target))
+        python = Path(deployment.interpreter(place.environment))
     except ConfigError as error:
         log.warning("servers cannot be started from here", reason=str(error))
         python = None

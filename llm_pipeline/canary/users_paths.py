@@ -18,7 +18,7 @@ from typing import Any
 
 from llm_pipeline.artifacts.repository_layout import MODEL_NAME
 from llm_pipeline.canary.router import ArmProtocol
-from llm_pipeline.config.server_place import SlotServer, speaks_openai
+from llm_pipeline.config.server_place import OpenAiSlot, SlotServer
 
 _MODEL = f"/v2/models/{MODEL_NAME}"
 _GRPC_SERVICE = "/inference.GRPCInferenceService/"
@@ -88,7 +88,7 @@ OPENAI_BESIDE_TRITON = replace(OPENAI_API, reads="/v1/models(/.+)?", healthy_bel
 
 def apis_of(slots: Mapping[Any, SlotServer], *, only_openai: bool = False) -> dict[ArmProtocol, UsersApi]:
     """What users of a place's slots may ask for, by the protocol of the servers that are asked; HTTP is the last."""
-    if speaks_openai(slots):
+    if any(isinstance(server, OpenAiSlot) for server in slots.values()):
         return {"http": OPENAI_API}
     if only_openai:
         return {"http": OPENAI_BESIDE_TRITON}

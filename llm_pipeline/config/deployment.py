@@ -54,12 +54,6 @@ Notifications = Annotated[dict[Name, Channel], Field(max_length=64)]
 """Every channel by a name for logs."""
 
 
-__all__ = [
-    "Deployment", "HubAccess", "QuantizationHost", "Retention", "RouterPlace", "ServerPorts", "TargetPlace",
-    "WorkerGroup", "Workers",
-]  # fmt: skip
-
-
 class TargetPlace(ConfigModel):
     """Where the servers of one target live, for one model.
 
@@ -273,14 +267,6 @@ class Deployment(ConfigModel):
         if unknown := sorted(workers.targets.keys() - info.data.get("places", workers.targets).keys()):
             raise ValueError(f"targets {', '.join(unknown)} have no place")
         return workers
-
-    def serving_interpreter(self, place: str) -> str:
-        """The interpreter that the models' code of a place's servers runs in.
-
-        Raises:
-            ConfigError: The place's environment is missing, or is a container or a pod.
-        """
-        return self.interpreter(self.places[place].environment)
 
     def interpreter(self, name: str) -> str:
         """The interpreter of an environment on this host.

@@ -54,7 +54,7 @@ def load_yaml(path: Path, model: type[ModelT]) -> ModelT:
     """
     known = _READ.get()
     if known is None:
-        return _load(path, model)
+        known = {}
     if (path, model) not in known:
         known[path, model] = _load(path, model)
     found: ModelT = known[path, model]
@@ -69,7 +69,7 @@ def _load(path: Path, model: type[ModelT]) -> ModelT:
     if "name" in model.model_fields and data.setdefault("name", path.stem) != path.stem:
         raise ConfigError(
             f"name is {_short(repr(data['name']))} but the file is named {path.stem!r}",
-            where=f"{path}:{_line(node, ('name',))}",
+            where=f"{path}:{_located(node, ('name',))[1]}",
         )
     try:
         return model.model_validate(data, context=PathsRelativeTo(path.resolve().parent))
@@ -103,8 +103,8 @@ def _told_once(schema: Schema, errors: list[ErrorDetails]) -> list[ErrorDetails]
 
 
 def _mistake(path: Path, node: yaml.Node | None, schema: Schema, details: ErrorDetails) -> str:
-    location = _without_kinds(node, details["loc"], missing=details["type"] == "missing")
-    place = f"{path}:{_line(node, location)}"
+    location, line = _located(node, details["loc"], missing=details["type"] == "missing")
+    place = f"{path}:{line}"
     key = ".".join(_short(str(part)) for part in location) or "file"
     if details["type"] == "extra_forbidden":
         return f"{place}: unknown key {key}{_suggest_key(schema, location)}"
@@ -128,37 +128,28 @@ def _short(text: str) -> str:
     return text if len(text) <= _LONGEST_INPUT_SHOWN else f"{text[:_LONGEST_INPUT_SHOWN]}..."
 
 
-def _without_kinds(node: yaml.Node | None, location: Location, *, missing: bool) -> Location:
-    """The keys of a location that the file has: a field of several kinds puts the kind into it."""
+def _located(node: yaml.Node | None, location: Location, *, missing: bool = False) -> tuple[Location, int]:
+    """The keys of a location that the file has, and the line of the last one that is there.
+
+    A field of several kinds puts the kind into the location, which is no key; where one is missing, it is the last.
+    """
     keys: list[str | int] = []
+    line = node.start_mark.line if node else 0
     for number, part in enumerate(location):
         if isinstance(node, yaml.MappingNode):
-            found = [value for key, value in node.value if key.value == str(part)]
+            found = [pair for pair in node.value if pair[0].value == str(part)]
             if found:
-                node = found[0]
+                line, node = found[0][0].start_mark.line, found[0][1]
             elif not (missing and number == len(location) - 1):
                 continue
         elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
-            node = node.value[part] if part < len(node.value) else node  # an item that is missing
+            if part < len(node.value):  # else it is an item that is missing
+                node = node.value[part]
+                line = node.start_mark.line
         else:  # short for the settings of a kind, or no settings at all
             break
         keys.append(part)
-    return tuple(keys)
-
-
-def _line(node: yaml.Node | None, location: Location) -> int:
-    """The line of the deepest part of a location that the file really has."""
-    line = node.start_mark.line if node else 0
-    for part in location:
-        if isinstance(node, yaml.MappingNode):
-            found = [(key, value) for key, value in node.value if key.value == str(part)]
-            if not found:
-                break
-            line, node = found[0][0].start_mark.line, found[0][1]
-        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
-            node = node.value[part]
-            line = node.start_mark.line
-    return line + 1
+    return tuple(keys), line + 1
 
 
 def _suggest_key(schema: Schema, location: Location) -> str:
@@ -191,7 +182,7 @@ def _suggest_file(path: Path) -> str:
 
 def where_in(path: Path, location: Location) -> str:
     """The file and line of a key, for an error about its value."""
-    return f"{path}:{_line(parse_yaml(_read(path), where=str(path)).node, location)}"
+    return f"{path}:{_located(parse_yaml(_read(path), where=str(path)).node, location)[1]}"
 
 
 @contextmanager

@@ -174,7 +174,7 @@ class CheckpointRanks(ConfigModel):
 
     @property
     def world_size(self) -> int:
-        """All ranks, each of which has a file of its own."""
+        """All ranks: each is a file of the checkpoint, and a GPU of an engine instance."""
         return self.tensor * self.pipeline
 
 

@@ -1,18 +1,16 @@
 """What configuration files may hold, said by the models: the reference for people, and JSON schemas for editors.
 
-Run `python -m llm_pipeline.config.reference > configs/REFERENCE.md` after a change of the models. `llm-pipeline schema`
-writes the schemas; what files say of each other, and some rules between keys, only `plan` checks.
+Run `llm-pipeline schema --text > configs/REFERENCE.md` after a change of the models. `llm-pipeline schema` writes the
+schemas; what files say of each other, and some rules between keys, only `plan` checks.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 from pydantic import BaseModel
 
-from llm_pipeline.base.entry import entry_point
 from llm_pipeline.base.yaml_document import CONFIG_BOUNDS
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.policy import Policy
@@ -37,8 +35,8 @@ def reference() -> str:
         "# Configuration reference",
         "",
         (
-            "Generated from the models by `python -m llm_pipeline.config.reference`. An unknown key is an error that "
-            "names its file and line; units are in the names. `name` always comes from the file's name."
+            "Generated from the models by `llm-pipeline schema --text`. An unknown key is an error that names its file "
+            "and line; units are in the names. `name` always comes from the file's name."
         ),
         "",
         (
@@ -143,13 +141,3 @@ def json_schema(folder: str) -> dict[str, Any]:
 def json_schemas() -> dict[str, dict[str, Any]]:
     """The schemas of all folders, by the folder."""
     return {folder: json_schema(folder) for folder in CONFIG_FILES}
-
-
-@entry_point
-def main() -> None:
-    """Write the reference to stdout."""
-    sys.stdout.write(reference())
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -81,11 +81,6 @@ SlotServer = Annotated[ServerPorts | OpenAiSlot, WrapValidator(_by_kind)]
 """By its ports alone a Triton of this host."""
 
 
-def speaks_openai(slots: Mapping[Any, ServerPorts | OpenAiSlot]) -> bool:
-    """Whether users of these slots ask by OpenAI's API."""
-    return any(isinstance(server, OpenAiSlot) for server in slots.values())
-
-
 class ServerModel(ConfigModel):
     """What every kind of staging server is; each names its `kind`.
 

@@ -13,7 +13,7 @@ from llm_pipeline.base.redaction import without_credentials
 from llm_pipeline.config.installed import OfKind, installed_model
 from llm_pipeline.config.model import ConfigModel, HostPath, PathText, PlainUrl, VariableName
 
-_S3 = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(?P<prefix>[A-Za-z0-9][A-Za-z0-9._/-]*))?")
+_S3 = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9][A-Za-z0-9._/-]*)?")
 
 
 class S3Place(ConfigModel):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -30,9 +30,7 @@ from llm_pipeline.config.model import (
     Tokens,
     Word,
 )
-
-if TYPE_CHECKING:
-    from llm_pipeline.config.quantization import QuantizationRecipe
+from llm_pipeline.config.quantization import CheckpointRanks, QuantizationRecipe
 
 
 def _known_engine(name: str) -> str:
@@ -57,23 +55,14 @@ class EngineModel(ConfigModel):
         yield from ()
 
 
-class Parallelism(ConfigModel):
+class Parallelism(CheckpointRanks):
     """How one engine is spread over GPUs.
 
     Attributes:
-        tensor: Ranks that share each layer.
-        pipeline: Groups of ranks that hold some of the layers each.
         expert: Ranks that the experts of a layer are spread over, out of the tensor parallel ones; None for none.
     """
 
-    tensor: Ranks = 1
-    pipeline: Ranks = 1
     expert: Ranks | None = None
-
-    @property
-    def world_size(self) -> int:
-        """Ranks, which is GPUs, of one engine instance."""
-        return self.tensor * self.pipeline
 
 
 class EngineLimits(ConfigModel):

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.endpoint import Endpoint
+from llm_pipeline.config.server_place import ServerPorts
 from llm_pipeline.serving.repository_links import fetch_links, refuse_other_host
 from llm_pipeline.serving.triton_server import start_server, stop_server
 from llm_pipeline.store.artifact_store import ArtifactStore

@@ -28,8 +28,8 @@ from pydantic import Field
 from llm_pipeline.artifacts.repository_layout import ENGINE_MODEL, MODEL_NAME
 from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.base.offline import OFFLINE
-from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.model import ConfigModel, Port
+from llm_pipeline.config.server_place import ServerPorts
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.serving.endpoint_access import served_name

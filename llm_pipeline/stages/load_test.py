@@ -16,10 +16,10 @@ from llm_pipeline.artifacts.golden import read_golden
 from llm_pipeline.base.logging import Lines, get_logger
 from llm_pipeline.base.records import ArtifactRef, Metric
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
-from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.policy import LoadTestPolicy, StagingPolicy
+from llm_pipeline.config.server_place import ServerPorts
 from llm_pipeline.config.workload import Workload
 from llm_pipeline.loadtest.outcome import (
     LoadTestOutcome,

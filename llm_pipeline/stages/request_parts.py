@@ -85,7 +85,7 @@ def server_slot(flow: ReleaseProgress, target: str) -> dict[str, Any]:
 def server_software(flow: ReleaseProgress, target: str) -> dict[str, Any]:
     """What servers of this host run."""
     deployment = flow.deployment
-    python = deployment.serving_interpreter(flow.record.place_of(target))
+    python = deployment.interpreter(deployment.places[flow.record.place_of(target)].environment)
     return {"triton_home": deployment.triton_home, "python": python}
 
 

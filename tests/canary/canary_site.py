@@ -20,7 +20,7 @@ from llm_pipeline.base import detached
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.access_log import LogCursor, ObservedRequest
 from llm_pipeline.canary.router import SlotName, access_log_of, all_to
-from llm_pipeline.config.deployment import ServerPorts
+from llm_pipeline.config.server_place import ServerPorts
 
 STABLE = ArtifactRef(kind="model_repository", digest="a" * 64)
 CANDIDATE = ArtifactRef(kind="model_repository", digest="b" * 64)

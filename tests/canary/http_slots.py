@@ -17,7 +17,7 @@ from llm_pipeline.base import detached
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.router import SlotName
 from llm_pipeline.canary.slots import WarmUp
-from llm_pipeline.config.deployment import ServerPorts
+from llm_pipeline.config.server_place import ServerPorts
 from llm_pipeline.serving.slot_fence import FencingToken, admit, exclusive, newest_token
 
 UPSTREAM = Path(__file__).with_name("upstream.py")

@@ -27,8 +27,8 @@ import yaml
 from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.quantization import QuantizationRecipe
+from llm_pipeline.config.server_place import ServerPorts
 from llm_pipeline.planning.release_checks import check_model, check_recipes
 from llm_pipeline.planning.sources import look_at_model
 from llm_pipeline.planning.target_plan import plan_target

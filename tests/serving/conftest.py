@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_pipeline.config.deployment import ServerPorts
+from llm_pipeline.config.server_place import ServerPorts
 from llm_pipeline.serving.triton_server import start_server, stop_server
 
 ROOT = Path(__file__).parents[2]

@@ -12,8 +12,8 @@ import pytest
 
 from llm_pipeline.artifacts.engine_description import GpuFacts, HostFacts, target_problems
 from llm_pipeline.base.errors import ConfigError, Unsupported
-from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.loading import load_yaml
+from llm_pipeline.config.server_place import ServerPorts
 from llm_pipeline.config.target import Target
 from llm_pipeline.serving.launch_plan import LaunchPlan, MpiHosts, launch_plan
 from llm_pipeline.serving.triton_runtime import inspect_interpreter, open_home, server_environment

@@ -14,7 +14,7 @@ import pytest
 from llm_pipeline.base import detached
 from llm_pipeline.base.confinement import landlock_version
 from llm_pipeline.base.errors import ConfigError, Unsupported
-from llm_pipeline.config.deployment import ServerPorts
+from llm_pipeline.config.server_place import ServerPorts
 from llm_pipeline.serving.triton_runtime import segment_prefix, segments
 from llm_pipeline.serving.triton_server import ServerFailed, SlotBusy, find_server, stop_server
 

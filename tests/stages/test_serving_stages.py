@@ -187,7 +187,7 @@ def test_a_load_test_that_is_tried_again_sends_other_prompts(release, monkeypatc
 
 
 def test_a_server_that_somebody_started_without_a_name_is_not_trusted(release):
-    from llm_pipeline.config.deployment import ServerPorts
+    from llm_pipeline.config.server_place import ServerPorts
 
     start_server(
         release.store.fetch(release.repository), ServerPorts(**release.ports),

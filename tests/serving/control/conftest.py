@@ -11,10 +11,10 @@ import pytest
 
 from llm_pipeline.adapters.kubernetes.adapter import KubernetesServer
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.config.deployment import ServerPorts
 from llm_pipeline.config.environment import ClaimMount
 from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
 from llm_pipeline.config.loading import load_yaml
+from llm_pipeline.config.server_place import ServerPorts
 from llm_pipeline.config.store import store_settings
 from llm_pipeline.config.target import Target
 from llm_pipeline.serving.control import Candidate, StagingSlot

@@ -15,7 +15,7 @@ import psutil
 
 from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.config.deployment import ServerPorts
+from llm_pipeline.config.server_place import ServerPorts
 from llm_pipeline.config.target import Target
 from llm_pipeline.serving.model_repository import PackagedEngine, write_served_model
 from llm_pipeline.serving.triton_server import RunningServer, start_server, stop_server

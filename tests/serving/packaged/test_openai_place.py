@@ -21,7 +21,8 @@ from llm_pipeline.adapters.envoy.router import EnvoyRouter, start_router, stop_r
 from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.canary.router import access_log_of, all_to
 from llm_pipeline.canary.slots import slot_servers
-from llm_pipeline.config.deployment import ServerPorts, TargetPlace
+from llm_pipeline.config.deployment import TargetPlace
+from llm_pipeline.config.server_place import ServerPorts
 from llm_pipeline.operations.status import curl_line
 from llm_pipeline.serving.triton_server import RunningServer, start_server, stop_server
 
