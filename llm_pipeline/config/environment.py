@@ -6,12 +6,11 @@ A plain string is short for an interpreter of this host.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SerializeAsAny
 
-from llm_pipeline.config.installed import OfKind
+from llm_pipeline.config.installed import AdapterModel, OfKind
 from llm_pipeline.config.model import (
     ConfigModel,
     Name,
@@ -23,7 +22,7 @@ from llm_pipeline.config.model import (
 VariableNames = Annotated[tuple[VariableName, ...], Field(max_length=256)]
 
 
-class EnvironmentModel(ConfigModel):
+class EnvironmentModel(AdapterModel):
     """What every kind of environment is; each names its `runner`."""
 
     if TYPE_CHECKING:
@@ -40,14 +39,6 @@ class EnvironmentModel(ConfigModel):
     def is_seen_on_its_host_only(self) -> bool:
         """Whether no other host can tell if a stage there still runs."""
         return True
-
-    def problems(self) -> Iterator[str]:
-        """Why no stage can run there, as far as its settings tell; `plan` refuses a release that needs it."""
-        yield from ()
-
-    def warnings(self) -> Iterator[str]:
-        """What `plan` says of it besides."""
-        yield from ()
 
 
 class Toleration(ConfigModel):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Union
 
@@ -12,6 +12,19 @@ from pydantic_core import CoreSchema, core_schema
 
 from llm_pipeline.base.adapters import Adapter, Group, adapter, kinds, our_kinds
 from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.config.model import ConfigModel
+
+
+class AdapterModel(ConfigModel):
+    """Settings of an adapter, and what `plan` says of them; each group says what it is asked with."""
+
+    def problems(self, *_: Any, **__: Any) -> Iterator[str]:
+        """Why it cannot do what it is there for, as far as its settings tell; `plan` refuses it."""
+        yield from ()
+
+    def warnings(self, *_: Any, **__: Any) -> Iterator[str]:
+        """What `plan` says of it besides."""
+        yield from ()
 
 
 @dataclass(frozen=True)

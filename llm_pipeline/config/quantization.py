@@ -42,6 +42,9 @@ WeightFormat = Literal[
 AutoQuantize (section `search`); `ready` is a checkpoint that somebody else quantized (`source`), in the format that its
 config.json names."""
 
+Precision = Literal["float16", "bfloat16"]
+"""Of a model that is not quantized."""
+
 KvCacheFormat = Literal["none", "fp8", "nvfp4"]
 """Format of the KV cache that the exported checkpoint asks for; `none` is the model's own precision. modelopt writes no
 INT8 into a Hugging Face checkpoint."""

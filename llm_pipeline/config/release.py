@@ -30,7 +30,7 @@ from llm_pipeline.config.model import (
     Words,
 )
 from llm_pipeline.config.policy import Policy
-from llm_pipeline.config.quantization import QuantizationRecipe
+from llm_pipeline.config.quantization import Precision, QuantizationRecipe
 from llm_pipeline.config.target import Target
 from llm_pipeline.config.workload import Workload
 
@@ -169,7 +169,7 @@ class Baseline(ConfigModel):
             baseline whose score is not in the range is ANOMALOUS, and nothing is compared with it.
     """
 
-    dtype: Literal["float16", "bfloat16"] = "bfloat16"
+    dtype: Precision = "bfloat16"
     expected: Annotated[dict[Word, ExpectedScore], Field(max_length=1024)] = Field(default={})
 
 

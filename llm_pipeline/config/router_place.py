@@ -10,33 +10,26 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, SerializeAsAny, model_validator
 
-from llm_pipeline.config.installed import OfKind
+from llm_pipeline.config.installed import AdapterModel, OfKind
 from llm_pipeline.config.model import ConfigModel
-from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.config.server_place import OpenAiSlot
 
 
-class MetricSourceModel(ConfigModel):
-    """What every kind of source is; each names its `kind`."""
+class MetricSourceModel(AdapterModel):
+    """What every kind of source is; each names its `kind`. `problems` and `warnings` are asked with the router."""
 
     if TYPE_CHECKING:
         kind: str
-
-    def problems(self, router: RouterPlace) -> Iterator[str]:  # noqa: ARG002 - most sources fit every router
-        """Why it cannot count the requests that this router splits."""
-        yield from ()
-
-    def warnings(self, router: RouterPlace) -> Iterator[str]:  # noqa: ARG002
-        """What `plan` says of it besides."""
-        yield from ()
 
 
 MetricSource = Annotated[MetricSourceModel, OfKind("metric_sources"), SerializeAsAny()]
 """Settings of an adapter: one of ours, or one that an installed package brings."""
 
 
-class RouterModel(ConfigModel):
+class RouterModel(AdapterModel):
     """What every kind is; the class tells what its kind can do. Each names its `kind`.
+
+    `problems` (beyond what the class variables say) and `warnings` are asked with the canary's policy.
 
     Attributes:
         share_unit: Basis points of the traffic that its weights are rounded to.
@@ -72,16 +65,8 @@ class RouterModel(ConfigModel):
         """PEM file that the users' port is checked against; None for plain text, or for the system's authorities."""
         return None
 
-    def problems(self, policy: CanaryPolicy) -> Iterator[str]:  # noqa: ARG002 - the class variables say most of it
-        """What it cannot do of a policy, beyond what the class variables say."""
-        yield from ()
-
     def slot_problems(self, slots: Iterable[OpenAiSlot]) -> Iterator[str]:  # noqa: ARG002
         """Why it cannot reach servers with OpenAI's API."""
-        yield from ()
-
-    def warnings(self, policy: CanaryPolicy) -> Iterator[str]:  # noqa: ARG002
-        """What `plan` says of it besides."""
         yield from ()
 
 

@@ -5,16 +5,15 @@ A staging server's kind decides; `openai` is one that runs already, and ports wi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationInfo, WrapValidator, field_validator
 
 from llm_pipeline.config.endpoint import Endpoint, OpenAiEndpoint
-from llm_pipeline.config.installed import OfKind
+from llm_pipeline.config.installed import AdapterModel, OfKind
 from llm_pipeline.config.model import AbsolutePath, ConfigModel, GpuIndices, Port
-from llm_pipeline.config.target import Target
 
 
 class ServerPorts(ConfigModel):
@@ -81,11 +80,11 @@ SlotServer = Annotated[ServerPorts | OpenAiSlot, WrapValidator(_by_kind)]
 """By its ports alone a Triton of this host."""
 
 
-class ServerModel(ConfigModel):
+class ServerModel(AdapterModel):
     """What every kind of staging server is; each names its `kind`.
 
     One on ports of this host derives from `ServerPorts` besides; any other has a field `endpoint`, or its adapter says
-    where it answers.
+    where it answers. `problems` and `warnings` are asked with a target.
 
     Attributes:
         is_process_here: It is started on this host, with the deployment's `triton_home` and the interpreter of the
@@ -99,14 +98,6 @@ class ServerModel(ConfigModel):
 
     if TYPE_CHECKING:
         kind: str
-
-    def problems(self, target: Target) -> Iterator[str]:  # noqa: ARG002 - most servers take every target
-        """Why it cannot serve a target, as far as its settings tell; `plan` refuses a release of it."""
-        yield from ()
-
-    def warnings(self, target: Target) -> Iterator[str]:  # noqa: ARG002
-        """What `plan` says of it besides."""
-        yield from ()
 
 
 def _local_by_default(value: Any) -> Any:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from llm_pipeline.base.redaction import without_credentials
-from llm_pipeline.config.installed import OfKind, installed_model
+from llm_pipeline.config.installed import AdapterModel, OfKind, installed_model
 from llm_pipeline.config.model import ConfigModel, HostPath, PathText, PlainUrl, VariableName
 
 _S3 = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9][A-Za-z0-9._/-]*)?")
@@ -62,7 +62,7 @@ class Signing(ConfigModel):
     public_keys: Annotated[tuple[HostPath, ...], Field(min_length=1, max_length=64)]
 
 
-class StoreModel(ConfigModel):
+class StoreModel(AdapterModel):
     """What every kind of artifact store is; each has a scheme of its own. Written as its URI alone, or with fields.
 
     Attributes:
@@ -80,14 +80,6 @@ class StoreModel(ConfigModel):
     def _as_written(cls, value: Any) -> Any:
         """A URI alone is enough."""
         return {"uri": value} if isinstance(value, str) else value
-
-    def problems(self) -> Iterator[str]:
-        """Why nothing can be kept there, as far as its settings tell; `plan` refuses the deployment."""
-        yield from ()
-
-    def warnings(self) -> Iterator[str]:
-        """What `plan` says of it besides."""
-        yield from ()
 
     @property
     def kind(self) -> str:

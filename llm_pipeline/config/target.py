@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -16,7 +15,7 @@ from pydantic import (
 )
 
 from llm_pipeline.base.adapters import is_ours
-from llm_pipeline.config.installed import installed_model
+from llm_pipeline.config.installed import AdapterModel, installed_model
 from llm_pipeline.config.model import (
     BatchSize,
     ConfigModel,
@@ -30,7 +29,7 @@ from llm_pipeline.config.model import (
     Tokens,
     Word,
 )
-from llm_pipeline.config.quantization import CheckpointRanks, QuantizationRecipe
+from llm_pipeline.config.quantization import CheckpointRanks
 
 
 def _known_engine(name: str) -> str:
@@ -43,16 +42,11 @@ EngineBuilderName = Annotated[Word, AfterValidator(_known_engine)]
 """One of our engines, or one that an installed package brings."""
 
 
-class EngineModel(ConfigModel):
-    """Options of an engine of another package: its model derives from this one. Ours have none of their own."""
+class EngineModel(AdapterModel):
+    """Options of an engine of another package: its model derives from this one. Ours have none of their own.
 
-    def problems(self, target: Target, recipe: QuantizationRecipe) -> Iterator[str]:  # noqa: ARG002
-        """Why a recipe cannot be built or served on a target with this engine; `plan` refuses it."""
-        yield from ()
-
-    def warnings(self, target: Target, recipe: QuantizationRecipe) -> Iterator[str]:  # noqa: ARG002
-        """What `plan` says of it besides."""
-        yield from ()
+    `problems` and `warnings` are asked with a target and a recipe.
+    """
 
 
 class Parallelism(CheckpointRanks):

@@ -24,11 +24,10 @@ from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.offline import refuse_telemetry
 from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.config.quantization import Precision
 from llm_pipeline.config.target import EngineModel, Target
 
 log = get_logger(__name__)
-
-BaselinePrecision = Literal["float16", "bfloat16"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class BuildInputs:
 
     checkpoint: Path
     target: Target
-    dtype: BaselinePrecision = "bfloat16"
+    dtype: Precision = "bfloat16"
     checkpoint_ref: ArtifactRef | None = None
     tensorrt_llm_checkpoint: Path | None = None
     golden: Sequence[GoldenPrompt] = ()

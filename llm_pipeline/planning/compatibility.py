@@ -27,12 +27,17 @@ from llm_pipeline.catalog.tables import (
     find_support,
     lists_format,
 )
-from llm_pipeline.config.quantization import NEEDS_CUDA, WEIGHT_FORMATS, KvCacheFormat, QuantizationRecipe, WeightFormat
+from llm_pipeline.config.quantization import (
+    NEEDS_CUDA,
+    WEIGHT_FORMATS,
+    KvCacheFormat,
+    Precision,
+    QuantizationRecipe,
+    WeightFormat,
+)
 from llm_pipeline.config.target import EngineModel, Target
 from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.planning.memory import bits_per_weight, format_bits
-
-BaselinePrecision = Literal["float16", "bfloat16"]
 
 OFFERED: tuple[WeightFormat, ...] = (*WEIGHT_FORMATS, "none")
 """All formats; those of the same size in the order in which we would offer them."""
@@ -94,9 +99,7 @@ class Support(NamedTuple):
     text: str
 
 
-def weights_support(
-    platform: Platform, weights: WeightFormat, dtype: BaselinePrecision, *, mixed: bool = False
-) -> Support:
+def weights_support(platform: Platform, weights: WeightFormat, dtype: Precision, *, mixed: bool = False) -> Support:
     """Kernels and readers for one format; `none` is the baseline's own precision."""
     facts = WEIGHT_FORMATS.get(weights)
     row = facts.row if facts else "fp16" if dtype == "float16" else "bf16"
@@ -119,7 +122,7 @@ def kv_support(platform: Platform, kv_cache: KvCacheFormat) -> Support:
     return worse(_hardware(platform, row, what), _listed(platform, row, what))
 
 
-def legal_weights(platform: Platform, dtype: BaselinePrecision) -> tuple[WeightFormat, ...]:
+def legal_weights(platform: Platform, dtype: Precision) -> tuple[WeightFormat, ...]:
     """The formats that are known to run."""
     return tuple(name for name in OFFERED if weights_support(platform, name, dtype).value == "yes")
 
@@ -213,7 +216,7 @@ class FormatQuestion:
 
     target: Target
     recipe: QuantizationRecipe
-    dtype: BaselinePrecision
+    dtype: Precision
     model_id: str | None = None
     stored_format: str = ""
     quantized_experts: bool = False
@@ -236,7 +239,7 @@ class FormatQuestion:
 def judge_compatibility(
     target: Target,
     recipe: QuantizationRecipe,
-    dtype: BaselinePrecision,
+    dtype: Precision,
     model_id: str | None = None,
     **seen: Any,
 ) -> Legal | Refused:

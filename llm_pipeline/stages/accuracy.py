@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.policy import AccuracyPolicy
+from llm_pipeline.config.quantization import Precision
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.release.contract import Inputs, Stage, StageContext, StageOutput
 from llm_pipeline.stages.request_parts import evaluation_output, kept_answers, scored_data
@@ -25,7 +26,7 @@ class AccuracyConfig(ConfigModel):
 
     evaluation: Evaluation
     policy: AccuracyPolicy
-    dtype: Literal["float16", "bfloat16"]
+    dtype: Precision
 
 
 def run(context: StageContext[AccuracyConfig]) -> StageOutput:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from llm_pipeline.config.quantization import Precision
 from llm_pipeline.config.release import CheckpointEvaluation, Evaluation
 from llm_pipeline.release.contract import Inputs, Stage, StageContext, StageOutput
 from llm_pipeline.stages.request_parts import evaluation_output, kept_answers, scored_data
@@ -21,10 +22,10 @@ class BaselineConfig(CheckpointEvaluation):
         dtype: The precision the baseline runs in.
     """
 
-    dtype: Literal["float16", "bfloat16"]
+    dtype: Precision
 
     @classmethod
-    def of(cls, evaluation: Evaluation, dtype: Literal["float16", "bfloat16"]) -> BaselineConfig:
+    def of(cls, evaluation: Evaluation, dtype: Precision) -> BaselineConfig:
         """The part of an evaluation that matters to a baseline."""
         return cls(dtype=dtype, **{name: getattr(evaluation, name) for name in CheckpointEvaluation.model_fields})
 

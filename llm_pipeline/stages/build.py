@@ -14,8 +14,9 @@ from llm_pipeline.artifacts.items import read_items
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Metric
 from llm_pipeline.config.model import ConfigModel
+from llm_pipeline.config.quantization import Precision
 from llm_pipeline.config.target import Target
-from llm_pipeline.engines.builder import BaselinePrecision, BuildInputs, engine_adapter, engine_builder
+from llm_pipeline.engines.builder import BuildInputs, engine_adapter, engine_builder
 from llm_pipeline.release.contract import Inputs, Produced, Stage, StageContext, StageOutput
 from llm_pipeline.stages.request_parts import GOLDEN_MAXIMUM_TOKENS
 
@@ -36,7 +37,7 @@ class BuildConfig(ConfigModel):
     """
 
     target: Target
-    dtype: BaselinePrecision = "bfloat16"
+    dtype: Precision = "bfloat16"
     golden_prompts: int = Field(default=50, ge=1)
     maximum_tokens: int = Field(default=32, ge=1)
 

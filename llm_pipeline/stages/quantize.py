@@ -10,7 +10,7 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -19,7 +19,7 @@ from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Metric
 from llm_pipeline.config.model import ConfigModel
-from llm_pipeline.config.quantization import QuantizationRecipe
+from llm_pipeline.config.quantization import Precision, QuantizationRecipe
 from llm_pipeline.config.release import ready_checkpoint
 from llm_pipeline.release.contract import Inputs, Produced, Stage, StageContext, StageOutput
 from llm_pipeline.release.datasets import calibration_dataset
@@ -42,7 +42,7 @@ class QuantizeConfig(ConfigModel):
     """
 
     recipe: QuantizationRecipe
-    dtype: Literal["float16", "bfloat16"]
+    dtype: Precision
     contents: dict[str, str] = Field(default={})
     download: DownloadConfig | None = None
 

@@ -118,6 +118,7 @@ def test_versions_are_read_in_the_nearest_recorded_dialect_or_refused():
         (OLD, {"speculative_config": {"decoding_type": "ngram"}}, "'ngram' is not legal -> legal: AUTO, DraftTarget"),
         (OLD, {"speculative_config": {"decoding_type": "NGram", "max_draft_len": 2, "max_ngram_size": 2}},
          "speculative_config.max_ngram_size: unknown key -> did you mean max_matching_ngram_size"),
+        (OLD, {"speculative_config": {"decoding_type": []}}, "decoding_type: [] is not legal -> legal: AUTO"),
         (NEW, {"speculative_config": {"decoding_type": "NGram"}}, "'max_draft_len' is a required property"),
     ],
 )  # fmt: skip

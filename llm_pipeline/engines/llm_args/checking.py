@@ -7,7 +7,8 @@ the recorded ones is a warning. What no JSON schema says TensorRT-LLM refuses as
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from itertools import groupby
 from typing import Any
 
 from jsonschema import Draft202012Validator, ValidationError
@@ -60,9 +61,10 @@ def check_llm_args(document: Mapping[str, Any], version: str) -> LlmArgsCheck:
     """
     schema, later = recorded_schema(edition_of(version)), is_later_than_recorded(version)
     errors, uncertain = list[str](), list[str]()
-    for error in _leaf_errors(schema, Draft202012Validator(schema).iter_errors(dict(document))):
-        may_be_new = later and error.validator in ("additionalProperties", "enum")
-        (uncertain if may_be_new else errors).extend(_problems(error, schema))
+    for refused in Draft202012Validator(schema).iter_errors(dict(document)):
+        for error in _of_what_is_meant(refused):
+            may_be_new = later and error.validator in ("additionalProperties", "enum")
+            (uncertain if may_be_new else errors).extend(_problems(error, schema))
     if errors:
         return LlmArgsCheck(version=version, errors=tuple(sorted(errors)))
     warnings = []
@@ -73,42 +75,27 @@ def check_llm_args(document: Mapping[str, Any], version: str) -> LlmArgsCheck:
     return LlmArgsCheck(version=version, warnings=(*warnings, *sorted(uncertain)))
 
 
-def _leaf_errors(schema: Node, errors: Iterable[ValidationError]) -> Iterator[ValidationError]:
-    """The errors, with those of a union replaced by those of the branch that shares most keys with what is there."""
-    for error in errors:
-        of_union = error.validator in ("anyOf", "oneOf") and isinstance(error.instance, dict)
-        branches = list(_branches(schema, error.schema)) if of_union else []
-        if not branches:
-            yield error
-            continue
-        kind = error.instance.get(_DISCRIMINATOR)
-        kinds = {name: branch for branch in branches for name in _kinds_of(branch)}
-        if kinds and kind not in kinds:
-            yield ValidationError(
-                f"{kind!r} is not legal", validator="enum", validator_value=list(kinds), instance=kind,
-                path=[*error.absolute_path, _DISCRIMINATOR],
-            )  # fmt: skip
-            continue
-        meant = kinds.get(kind) or max(branches, key=lambda one: len(one.get("properties", {}).keys() & error.instance))
-        inside = list(Draft202012Validator({**meant, "$defs": schema["$defs"]}).iter_errors(error.instance))
-        for inner in inside:
-            inner.parent = error  # it is at the place where the union stands
-        yield from _leaf_errors(schema, inside)
+def _of_what_is_meant(error: ValidationError) -> Iterator[ValidationError]:
+    """The error; or of a union those of the branch that fits best: of the kind that is named, and not `null`."""
+    kinds = [one for one in error.context or () if one.validator == "enum" and [*one.path] == [_DISCRIMINATOR]]
+    no_object = [one for one in error.context or () if one.validator == "type" and not one.path]
+    others = {one.schema_path[0] for one in (*kinds, *no_object)}
+    branches = [list(one) for number, one in groupby(error.context or (), _branch_of) if number not in others]
+    for one in min(branches, key=_misfit, default=()):
+        yield from _of_what_is_meant(one)
+    if kinds and not branches:
+        kinds[0].validator_value = [kind for one in kinds for kind in one.validator_value]
+    if not branches:
+        yield (*kinds, error)[0]
 
 
-def _branches(schema: Node, node: Node) -> Iterator[Node]:
-    """The object schemas that a value here may have: references followed, unions opened."""
-    if reference := node.get("$ref"):
-        yield from _branches(schema, schema["$defs"][reference.rpartition("/")[2]])
-    for branch in (*node.get("anyOf", ()), *node.get("oneOf", ())):
-        yield from _branches(schema, branch)
-    if "properties" in node or node.get("x-open"):
-        yield node
+def _misfit(branch: list[ValidationError]) -> tuple[bool, int]:
+    """Keys that are another branch's say more than values."""
+    return any(one.validator == "additionalProperties" for one in branch), len(branch)
 
 
-def _kinds_of(branch: Node) -> list[str]:
-    kinds: list[str] = branch.get("properties", {}).get(_DISCRIMINATOR, {}).get("enum", [])
-    return kinds
+def _branch_of(error: ValidationError) -> Any:
+    return error.schema_path[0]
 
 
 def _problems(error: ValidationError, schema: Node) -> Iterator[str]:

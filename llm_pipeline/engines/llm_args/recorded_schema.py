@@ -7,16 +7,12 @@ Marks in the files say how certain a key is: `x-seen` and `x-read` that it was r
 from __future__ import annotations
 
 import json
-import re
 from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
 
 from llm_pipeline.base.errors import Unsupported
-
-_VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?(?:rc(\d+))?")
-_FINAL = 10_000
-"""Sorts a final release after all of its candidates."""
+from llm_pipeline.catalog.runtime_versions import release_numbers, version_order
 
 _FIRST_OF_MAIN = "1.3.0rc22"
 _LAST_RECORDED = "1.3.0rc26"
@@ -37,10 +33,9 @@ def edition_of(version: str) -> Edition:
     Raises:
         Unsupported: It is older than 1.0, or one of the candidates of 1.3 between the two editions.
     """
-    release = _release(version)
-    if (1, 0) <= release[:2] <= (1, 2):
+    if (1, 0) <= release_numbers(version) <= (1, 2):
         return "1.2.x"
-    if release >= _release(_FIRST_OF_MAIN):
+    if version_order(version) >= version_order(_FIRST_OF_MAIN):
         return "main"
     raise Unsupported(
         f"the LLM args of TensorRT-LLM {version} are not recorded",
@@ -51,21 +46,12 @@ def edition_of(version: str) -> Edition:
 
 def is_older_than_recorded(version: str) -> bool:
     """Whether a version may lack LLM args of its edition."""
-    return _release(version) < (1, 2)
+    return release_numbers(version) < (1, 2)
 
 
 def is_later_than_recorded(version: str) -> bool:
     """Whether a version may have LLM args that no recorded edition has."""
-    return _release(version) > _release(_LAST_RECORDED)
-
-
-def _release(version: str) -> tuple[int, ...]:
-    """`1.3.0rc22` as numbers that sort; none when it is no version."""
-    found = _VERSION.match(version)
-    if found is None:
-        return ()
-    major, minor, patch, candidate = found.groups()
-    return int(major), int(minor), int(patch or 0), int(candidate or _FINAL)
+    return version_order(version) > version_order(_LAST_RECORDED)
 
 
 @cache

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 import yaml
 from pydantic import JsonValue
@@ -15,6 +14,7 @@ from pydantic import JsonValue
 from llm_pipeline.artifacts.checkpoint_files import read_quantization
 from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.base.records import Frozen
+from llm_pipeline.config.quantization import Precision
 from llm_pipeline.config.target import TOKENS_PER_BLOCK, Target
 from llm_pipeline.engines.llm_args.recorded_schema import edition_of
 
@@ -47,9 +47,7 @@ class LlmArgs(Frozen):
         return text
 
 
-def render_llm_args(
-    target: Target, *, model: str, checkpoint: Path | None, dtype: Literal["float16", "bfloat16"] | None = None
-) -> LlmArgs:
+def render_llm_args(target: Target, *, model: str, checkpoint: Path | None, dtype: Precision | None = None) -> LlmArgs:
     """Render a target's LLM args in the dialect of its runtime version.
 
     Args:
