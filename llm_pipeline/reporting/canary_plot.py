@@ -36,7 +36,7 @@ _MOST_MEASUREMENTS = 48
 
 def plot_canary(study: CanaryStudy) -> Plot:
     """Traffic split, both arms' rates, latencies and errors, over the canary's time."""
-    samples = study.samples
+    samples = study.points
     seconds = np.array([sample.at_seconds for sample in samples])
 
     def draw(figure: Any) -> None:
@@ -84,7 +84,7 @@ def _mark_moments(panels: Sequence[Any], study: CanaryStudy) -> tuple[float, flo
     """Draw a line through all panels at each moment, and the time axis below the last; returns its ends."""
     looks = study.evidence.looks if study.evidence else ()
     moments = [at for at, _ in _moments(study)]
-    shown = [*(s.at_seconds for s in study.samples), *moments, *(look.at for look in looks)]
+    shown = [*(s.at_seconds for s in study.points), *moments, *(look.at for look in looks)]
     first, last = min(0.0, *shown), max(1.0, *shown)
     for axes in panels:
         for at in moments:
@@ -139,9 +139,9 @@ def _rate_panel(axes: Any, samples: Sequence[TimelinePoint]) -> None:
 
 def _latency_panel(axes: Any, study: CanaryStudy, name: str, quantiles: Quantiles) -> None:
     """Both arms' latency; a candidate with few requests shows as dots, joined where intervals follow each other."""
-    seconds = [sample.at_seconds for sample in study.samples]
+    seconds = [sample.at_seconds for sample in study.points]
     any_value = False
-    for arm, role, points in _arms(study.samples):
+    for arm, role, points in _arms(study.points):
         middle, slow = np.array([quantiles(point) for point in points], dtype=float).T  # None becomes NaN
         shown: dict[str, Any] = {"color": colour(role), "marker": "o", "markersize": 3.0}
         axes.plot(seconds, middle, linewidth=2.0, label=f"{arm} p50", **shown)

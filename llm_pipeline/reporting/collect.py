@@ -24,16 +24,18 @@ from llm_pipeline.loadtest.outcome import deciding_windows, read_outcome
 from llm_pipeline.loadtest.records import COLUMNS, Records, read_records
 from llm_pipeline.planning.memory import climbing_order
 from llm_pipeline.planning.stage_cost import PlannedStage, TotalCost
-from llm_pipeline.release.candidate import is_trial
-from llm_pipeline.release.contract import StageResult
+from llm_pipeline.release.candidate import Candidate, candidates, is_trial, target_of
+from llm_pipeline.release.contract import StageFailure, StageResult
 from llm_pipeline.release.decision import read_decisions, refusal, waiting
 from llm_pipeline.release.record import ReleaseRecord, read_release_record
 from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.reporting.headline import (
     Results,
+    chosen_recipes,
     decides,
+    failed_stage,
+    failure_in_words,
     flow_order,
-    read_failures,
     recipe_in_words,
     release_headline,
     released_facts,
@@ -42,37 +44,23 @@ from llm_pipeline.reporting.highlights import highlights
 from llm_pipeline.reporting.model import (
     AccuracyStudy,
     CanaryStudy,
+    CandidateRow,
     Fact,
+    FailedStage,
     Gate,
     LatencyCurve,
     LoadStudy,
     ReportData,
     TrafficSeries,
+    Trial,
     stage_label,
 )
 from llm_pipeline.reporting.spending import read_spending
-from llm_pipeline.reporting.trials import read_candidates, read_trials
 from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.place_state import read_place
 
 MOST_SAMPLES = 240
-"""Points of a curve, and intervals of a canary: a plot shows no more."""
-
-
-def read_canary(directory: Path, target: str) -> CanaryStudy:
-    """The canary of one target, from its latest step's artifact, which holds the canary so far.
-
-    Raises:
-        IntegrityError: A timeline is missing or damaged.
-    """
-    summary = read_timeline(directory)
-    return CanaryStudy(
-        target=target,
-        began_at=summary.began_at,
-        samples=summary.points,
-        evidence=summary.evidence,
-        events=summary.events,
-    )
+"""Points of a curve, and intervals of a load test: a plot shows no more."""
 
 
 def read_load(directory: Path, target: str, policy: LoadTestPolicy) -> LoadStudy:
@@ -135,7 +123,7 @@ def _curves(records: Records) -> Iterator[LatencyCurve]:
 
 
 PartT = TypeVar("PartT")
-PlanT = TypeVar("PlanT", bound=BaseModel)
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 def collect(store: ArtifactStore, release_id: str) -> ReportData:
@@ -148,57 +136,72 @@ def collect(store: ArtifactStore, release_id: str) -> ReportData:
     return _Collector(store, read_release_record(store, release_id)).report()
 
 
+def read_failures(store: ArtifactStore, release_id: str, results: Results, gaps: list[str]) -> tuple[FailedStage, ...]:
+    """Every stage that ended with an error, in the order of the flow; what cannot be read is added to `gaps`.
+
+    An earlier report's error is left out: the report that is being made now stands for it.
+    """
+    found = _documents(store, f"releases/{release_id}/failures", StageFailure, "a stage's error", gaps)
+    failures = [failed_stage(failure, results) for failure in found if failure.stage != "report"]
+    return tuple(sorted(failures, key=lambda failed: (flow_order(failed.stage), failed.subject)))
+
+
+def _documents(
+    store: ArtifactStore, directory: str, model: type[ModelT], what: str, gaps: list[str]
+) -> Iterator[ModelT]:
+    """All documents of a directory; what cannot be understood is added to `gaps`."""
+    for name in store.list_documents(directory):
+        if (document := store.read_document(name)) is not None:
+            try:
+                yield model.model_validate(document.value)
+            except ValueError as error:
+                gaps.append(f"{name} is not {what}: {error}")
+
+
 class _Collector:
     """Reads one release; remembers what could not be read."""
 
     def __init__(self, store: ArtifactStore, record: ReleaseRecord) -> None:
-        self._store = store
-        self._record = record
-        self._flow = ReleaseProgress(store, record)
-        self._gaps: list[str] = []
-        self._results = self._read_results()
+        self._store, self._record, self._release = store, record, record.release
+        self._flow, self._gaps = ReleaseProgress(store, record), list[str]()
+        results = _documents(store, f"releases/{record.release_id}/results", StageResult, "a stage result", self._gaps)
+        self._results = {(result.stage, result.subject): result for result in results}
+        self._failures = read_failures(store, record.release_id, self._results, self._gaps)
+        self._recipes = climbing_order(record.release, record.facts)
 
     def report(self) -> ReportData:
-        record, results = self._record, self._results
-        targets = [target.name for target in record.release.targets]
+        record, results, failures = self._record, self._results, self._failures
+        targets = [target.name for target in self._release.targets]
         pointers = {name: read_place(self._store, record.place_of(name)).of(record.model.id) for name in targets}
         loads = tuple(filter(None, map(self._load, targets)))
         canaries = tuple(filter(None, map(self._canary, targets)))
-        failures = read_failures(self._store, record.release_id, results, self._gaps)
         before = self._summary("baseline", "")
-        decisions = self._try("decisions", lambda: read_decisions(self._store, record.release_id))
-        question = refusal(decisions or (), self._flow.resolved_at) or waiting(decisions or (), self._flow.resolved_at)
-        accuracy = self._accuracy()
-        trials = read_trials(
-            record,
-            results,
-            accuracy,
-            failures,
-            summary=self._summary,
-            passed_over=lambda recipe: self._try(f"the ladder of {recipe}", lambda: self._flow.passed_over(recipe)),
-        )
-        tried = self._try("the candidates", lambda: read_candidates(self._flow, results)) or ()
+        decisions = self._try("decisions", lambda: read_decisions(self._store, record.release_id)) or ()
+        question = refusal(decisions, self._flow.resolved_at) or waiting(decisions, self._flow.resolved_at)
+        accuracy, trials = tuple(self._accuracy()), tuple(map(self._trial, self._recipes))
+        tried = self._try("the candidates", lambda: tuple(self._candidates())) or ()
+        stages = tuple(_by_start(results))
         return ReportData(
             release_id=record.release_id,
-            title=record.release.name,
+            title=self._release.name,
             model_id=record.model.id,
             recipe=recipe_in_words(record, results),
-            description=record.release.description,
+            description=self._release.description,
             collected_at=datetime.now(UTC),
             headline=release_headline(record, results, pointers, failures, canaries, question=question),
             facts=(*released_facts(record, results, pointers), *self._budget()),
             highlights=highlights(trials, accuracy, loads, canaries, candidates=tried),
             failures=failures,
             gates=self._gates(),
-            margin=record.release.policy.accuracy.margin,
-            confidence=record.release.policy.accuracy.confidence,
+            margin=self._release.policy.accuracy.margin,
+            confidence=self._release.policy.accuracy.confidence,
             trials=trials,
             candidates=tried,
             accuracy=accuracy,
             loads=loads,
             canaries=canaries,
-            stages=tuple(_by_start(results)),
-            spending=read_spending(record, _by_start(results), self._planned("stages", PlannedStage)),
+            stages=stages,
+            spending=read_spending(record, stages, self._planned("stages", PlannedStage)),
             datasets=record.datasets,
             evaluation_data=before.data if before else (),
             gaps=tuple(self._gaps),
@@ -214,20 +217,6 @@ class _Collector:
             for total in planned
         )
 
-    def _read_results(self) -> Results:
-        results: dict[tuple[str, str], StageResult] = {}
-        for name in self._store.list_documents(f"releases/{self._record.release_id}/results"):
-            document = self._store.read_document(name)
-            if document is None:
-                continue
-            try:
-                result = StageResult.model_validate(document.value)
-            except ValueError as error:
-                self._gaps.append(f"{name} is not a stage result: {error}")
-                continue
-            results[result.stage, result.subject] = result
-        return results
-
     def _try(self, what: str, read: Callable[[], PartT]) -> PartT | None:
         """A part of the report, or None with its error among the gaps."""
         try:
@@ -236,19 +225,17 @@ class _Collector:
             self._gaps.append(f"{what}: {error}")
             return None
 
-    def _directory(self, stage: str, subject: str, kind: str) -> Path | None:
+    def _read(self, stage: str, subject: str, kind: str, read: Callable[[Path], PartT]) -> PartT | None:
+        """What is read of a stage's artifact of some kind; None without one."""
         result = self._results.get((stage, subject))
         ref = next((ref for ref in result.artifacts.values() if ref.kind == kind), None) if result else None
-        return (
-            None if ref is None else self._try(f"{kind} of {stage} {subject}".rstrip(), lambda: self._store.fetch(ref))
-        )
+        what = f"{kind} of {stage} {subject}".rstrip()
+        return None if ref is None else self._try(what, lambda: read(self._store.fetch(ref)))
 
     def _summary(self, stage: str, subject: str) -> EvaluationSummary | None:
-        directory = self._directory(stage, subject, "evaluation")
-        name = f"summary of {stage} {subject}".rstrip()
-        return None if directory is None else self._try(name, lambda: read_summary(directory))
+        return self._read(stage, subject, "evaluation", read_summary)
 
-    def _planned(self, part: str, model: type[PlanT]) -> tuple[PlanT, ...]:
+    def _planned(self, part: str, model: type[ModelT]) -> tuple[ModelT, ...]:
         """What the plan said of each target, of each stage, or of all together; nothing without a plan."""
         document = self._store.read_document(f"releases/{self._record.release_id}/plan.json")
         if document is None:
@@ -259,55 +246,94 @@ class _Collector:
 
     def _by_flow(self) -> list[StageResult]:
         """In the order of the flow; recipes as on the ladder, canary steps as they were taken."""
-        recipes = climbing_order(self._record.release, self._record.facts)
 
         def place(result: StageResult) -> tuple[int, int, datetime, str]:
-            listed = recipes.index(result.subject) if result.subject in recipes else len(recipes)
-            return flow_order(result.stage), listed, result.timings.started_at, result.subject
+            recipes, subject = self._recipes, result.subject
+            listed = recipes.index(subject) if subject in recipes else len(recipes)
+            return flow_order(result.stage), listed, result.timings.started_at, subject
 
         return sorted(self._results.values(), key=place)
 
     def _gates(self) -> tuple[Gate, ...]:
         return tuple(
-            Gate(
-                name=stage_label(result),
-                decides=decides(result, self._results),
-                judgement=result.judgement,
-            )
-            for result in self._by_flow()
-            if result.judgement is not None
+            Gate(name=stage_label(one), decides=decides(one, self._results), judgement=one.judgement)
+            for one in self._by_flow()
+            if one.judgement is not None
         )
 
-    def _accuracy(self) -> tuple[AccuracyStudy, ...]:
-        policy = self._record.release.policy
+    def _accuracy(self) -> Iterator[AccuracyStudy]:
+        policy = self._release.policy
         gates = {"accuracy": ("", policy.accuracy), "served_accuracy": ("served on ", policy.served_accuracy)}
-        studies = []
-        for result in (one for one in self._by_flow() if not is_trial(one.stage, one.subject)):
-            prefix, own = gates.get(result.stage, ("", None))
-            summary = self._summary(result.stage, result.subject) if own else None
-            if own and summary and summary.comparison:
-                study = AccuracyStudy(
+        for result in self._by_flow():
+            if result.stage not in gates or is_trial(result.stage, result.subject):
+                continue
+            (prefix, own), summary = gates[result.stage], self._summary(result.stage, result.subject)
+            if summary and summary.comparison and result.judgement:
+                yield AccuracyStudy(
                     name=f"{prefix}{result.subject}",
-                    verdict=result.judgement.verdict if result.judgement else None,
+                    judgement=result.judgement,
                     margin=own.margin,
                     task_margin=own.task_margin,
                     comparison=summary.comparison,
                 )
-                studies.append(study)
-        return tuple(studies)
+
+    def _trial(self, name: str) -> Trial:
+        """A recipe as it was tried, or why it was not."""
+        gate, quantized = self._results.get(("accuracy", name)), self._results.get(("quantize", name))
+        made = quantized.metrics if quantized else {}
+        failed = next((f for f in self._failures if f.subject == name and f.stage in ("quantize", "accuracy")), None)
+        if failed:  # of the last time that it was tried
+            outcome = failure_in_words(failed)
+        elif gate or quantized:
+            outcome = "" if gate else "quantized, not judged yet"
+        else:
+            why = self._try(f"the ladder of {name}", lambda: self._flow.passed_over(name))
+            outcome = f"skipped: {why}" if why else "not run"
+        found = {
+            "name": name,
+            "weights": self._release.recipe(name).weights,
+            "verdict": gate.judgement.verdict if gate and gate.judgement else None,
+            "outcome": outcome,
+            "chosen_on": tuple(target for target, taken in chosen_recipes(self._results).items() if taken == name),
+            "evaluation": self._summary("accuracy", name),
+            **{metric: made.get(metric) for metric in ("bytes", "size_ratio", "effective_bits")},
+        }
+        return Trial.model_validate(found)
+
+    def _candidates(self) -> Iterator[CandidateRow]:
+        """Each that was tried, as they were tried; none where the choice is by size."""
+        if self._release.ladder.objective == "size":
+            return
+        for candidate in (Candidate.of(one) for group in candidates(self._release, self._recipes) for one in group):
+            if (trial := self._flow.trial(candidate)) is None:
+                continue
+            choice = self._results.get(("choose", candidate.target))
+            load = self._results.get(("load_test", candidate.subject))
+            chosen, measured = choice.metrics if choice else {}, load.metrics if load else {}
+            row = {
+                "target": candidate.target,
+                "name": candidate.in_words,
+                "chosen": (chosen.get("recipe"), chosen.get("variant") or "") == candidate[1:],
+                "verdict": trial.verdict,
+                "outcome": trial.summary,
+                "cost": trial.cost,
+                "tokens_per_second": measured.get("output_tokens_per_second"),
+                "gpu_memory_bytes": measured.get("gpu_memory_bytes"),
+                "acceptance_length": measured.get("acceptance_length"),
+            }
+            yield CandidateRow.model_validate(row)
 
     def _load(self, target: str) -> LoadStudy | None:
-        directory = self._directory("load_test", target, "load_test")
-        if directory is None:
-            return None
-        return self._try(
-            f"load test on {target}", lambda: read_load(directory, target, self._record.release.policy.load_test)
-        )
+        policy = self._release.policy.load_test
+        return self._read("load_test", target, "load_test", lambda directory: read_load(directory, target, policy))
 
     def _canary(self, target: str) -> CanaryStudy | None:
-        steps = [r for r in _by_start(self._results) if r.stage == "canary" and r.subject.split(":")[0] == target]
-        directory = self._directory("canary", steps[-1].subject, "canary") if steps else None
-        return None if directory is None else self._try(f"canary on {target}", lambda: read_canary(directory, target))
+        """From the latest step's artifact, which holds the canary so far."""
+        steps = [r for r in _by_start(self._results) if r.stage == "canary" and target_of(r.subject) == target]
+        if not steps:
+            return None
+        told = self._read("canary", steps[-1].subject, "canary", read_timeline)
+        return CanaryStudy(target=target, **dict(told)) if told else None
 
 
 def _by_start(results: Results) -> list[StageResult]:

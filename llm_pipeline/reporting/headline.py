@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from llm_pipeline.base.errors import ErrorDocument, runbook
-from llm_pipeline.base.verdict import Judgement, Verdict, worst
+from llm_pipeline.base.verdict import Verdict, worst
 from llm_pipeline.canary.record import Phase
-from llm_pipeline.release.candidate import Candidate, is_trial
+from llm_pipeline.release.candidate import Candidate, is_trial, target_of
 from llm_pipeline.release.choice import recipes_in_words
 from llm_pipeline.release.contract import StageFailure, StageResult
 from llm_pipeline.release.decision import Decision
@@ -16,7 +16,6 @@ from llm_pipeline.release.flow import clears_up, release_flow, step_named
 from llm_pipeline.release.record import ReleaseRecord
 from llm_pipeline.release.step import Effect, Scope
 from llm_pipeline.reporting.model import CanaryStudy, Fact, FailedStage, Headline, State, stage_label
-from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.place_state import PlaceState, Pointer
 
 
@@ -48,10 +47,12 @@ def release_headline(
 ) -> Headline:
     """State, verdict and their sentences; `question` is what was refused in this run, or still waits."""
     gates = [result for result in results.values() if result.judgement is not None and decides(result, results)]
-    gates.sort(key=lambda result: result.timings.started_at)
-    verdict = worst(gate.judgement.verdict for gate in gates if gate.judgement) if gates else None
-    if not any(gate.stage == "choose" for gate in gates) and any(gate.stage == "accuracy" for gate in gates):
-        verdict = _without_recipes(gates)
+    gates.sort(key=_started)
+    trying = not any(gate.stage == "choose" for gate in gates) and any(gate.stage == "accuracy" for gate in gates)
+    judged = [gate.judgement.verdict for gate in gates if gate.judgement and not (trying and gate.stage == "accuracy")]
+    verdict = worst(judged) if judged else None
+    if trying and verdict is Verdict.GO:  # recipes are still judged, and no gate before them stopped the release
+        verdict = None
     state = _state(record.release_id, results, pointers, verdict, failures)
     ended = question is not None and question.answer == "ended"
     if question is not None and (state == "on its way" or (state == "failed" and ended)):
@@ -62,20 +63,18 @@ def release_headline(
             state = "ended by a person" if ended else "not approved"
     elif state == "rolled back":
         sentence = rollback_in_words(results, pointers, canaries)
+    elif state == "in production":
+        sentence = f"{_serving(record, results, pointers)} {_why(results)}".strip()
+    elif state == "replaced":
+        sentence = f"It was in production; another release serves now. {_why(results)}".strip()
     else:
-        sentence = _sentence(state, record, results, pointers, gates)
+        stopped = [gate for gate in gates if gate.judgement and gate.judgement.verdict is not Verdict.GO]
+        sentence = _stopped_by(stopped[-1], results) if state == "stopped" and stopped else _progress(results)
     if state == "failed":  # what decided what became of the release comes first
         return Headline(state=state, verdict=None, sentence=failures_in_words([one for one in failures if one.decides]))
     if failures:
         sentence = f"{sentence.rstrip()} {failures_in_words(failures)}"
     return Headline(state=state, verdict=verdict, sentence=sentence)
-
-
-def _without_recipes(gates: Sequence[StageResult]) -> Verdict | None:
-    """The verdict while recipes are judged: that of a gate before them which stopped the release, or none yet."""
-    verdict = worst(gate.judgement.verdict for gate in gates if gate.judgement and gate.stage != "accuracy")
-    others = any(gate.stage != "accuracy" for gate in gates)
-    return verdict if others and verdict is not Verdict.GO else None
 
 
 def _state(
@@ -100,23 +99,6 @@ def _state(
 
 def _started(result: StageResult) -> tuple[datetime, str]:
     return result.timings.started_at, result.stage
-
-
-def _sentence(
-    state: State,
-    record: ReleaseRecord,
-    results: Results,
-    pointers: Mapping[str, PlaceState],
-    gates: list[StageResult],
-) -> str:
-    failed = [gate for gate in gates if gate.judgement and gate.judgement.verdict is not Verdict.GO]
-    if state == "in production":
-        return f"{_serving(record, results, pointers)} {_why(results)}".strip()
-    if state == "stopped" and failed:
-        return _stopped_by(failed[-1], results)
-    if state == "replaced":
-        return f"It was in production; another release serves now. {_why(results)}".strip()
-    return _progress(results)
 
 
 def _stopped_by(gate: StageResult, results: Results) -> str:
@@ -198,39 +180,18 @@ def released_facts(record: ReleaseRecord, results: Results, pointers: Mapping[st
 _LONGEST_MESSAGE = 320
 
 
-def read_failures(store: ArtifactStore, release_id: str, results: Results, gaps: list[str]) -> tuple[FailedStage, ...]:
-    """Every stage that ended with an error, in the order of the flow; what cannot be read is added to `gaps`.
-
-    An earlier report's error is left out: the report that is being made now stands for it.
-    """
-    failures = []
-    for name in store.list_documents(f"releases/{release_id}/failures"):
-        document = store.read_document(name)
-        if document is None:
-            continue
-        try:
-            failure = StageFailure.model_validate(document.value)
-        except ValueError as error:
-            gaps.append(f"{name} is not a stage's error: {error}")
-            continue
-        if failure.stage != "report":
-            failures.append(_failed(failure, results))
-    return tuple(sorted(failures, key=lambda failed: (flow_order(failed.stage), failed.subject)))
-
-
 def flow_order(stage: str) -> int:
     """Where a stage stands in the flow."""
     names = [step.name for step in release_flow()]
     return names.index(stage) if stage in names else len(names)
 
 
-def _failed(failure: StageFailure, results: Results) -> FailedStage:
-    chosen = chosen_recipes(results).values()
-    step = step_named(failure.stage)
+def failed_stage(failure: StageFailure, results: Results) -> FailedStage:
+    """A stage's error, and whether the release can go on without that stage."""
+    chosen, step = chosen_recipes(results).values(), step_named(failure.stage)
     recipe = step is not None and step.scope is Scope.RECIPE and bool(chosen) and failure.subject not in chosen
-    aside = recipe or is_trial(failure.stage, failure.subject)
     clears_up = step is not None and not step.decides and step.effect is not Effect.PRODUCTION
-    decides = not aside and not clears_up
+    decides = not recipe and not clears_up and not is_trial(failure.stage, failure.subject)
     return FailedStage(stage=failure.stage, subject=failure.subject, decides=decides, error=failure.error)
 
 
@@ -238,13 +199,11 @@ def failure_in_words(failed: FailedStage) -> str:
     """One failed stage as a sentence: the stage, the error, where, and what to do."""
     error = failed.error
     where = f", at {error.where}" if error.where else ""
-    label = stage_label(failed)
-    label = label[:1].upper() + label[1:]
-    message = " ".join(error.message.split())
+    label, message = stage_label(failed), " ".join(error.message.split())
     if len(message) > _LONGEST_MESSAGE:
         message = f"{message[: _LONGEST_MESSAGE - 1]}…"
     end = "" if message.endswith((".", "!", "?", "…")) else "."
-    return f"{label} failed with {error.type}{where}: {message}{end} {advice(error)}"
+    return f"{label[:1].upper()}{label[1:]} failed with {error.type}{where}: {message}{end} {advice(error)}"
 
 
 def failures_in_words(failures: Sequence[FailedStage]) -> str:
@@ -306,10 +265,11 @@ def rollback_in_words(results: Results, pointers: Mapping[str, PlaceState], cana
         last = _last(results, target)
         if last is None or last.metrics.get("phase") != Phase.ROLLED_BACK.value:
             continue
-        rollback, judged = rollbacks.get(target), _judgement(results, target)
-        step = f" at the {rollback.percent:g} % step" if rollback and rollback.percent else ""
+        rollback, step = rollbacks.get(target), _last(results, target, "canary")
+        judged = step.judgement if step and step.judgement and step.judgement.verdict is not Verdict.GO else None
+        at_step = f" at the {rollback.percent:g} % step" if rollback and rollback.percent else ""
         reason = judged.summary if judged else (rollback.summary if rollback else "") or "no gate asked for it"
-        texts.append(f"Taken back on {target}{step}: {reason.rstrip('.')}.")
+        texts.append(f"Taken back on {target}{at_step}: {reason.rstrip('.')}.")
         if last.metrics.get("traffic_confirmed") == 0:
             texts.append("The router has not confirmed that traffic is back on stable.")
         if place.production is not None:
@@ -317,18 +277,8 @@ def rollback_in_words(results: Results, pointers: Mapping[str, PlaceState], cana
     return " ".join(texts)
 
 
-def _last(results: Results, target: str | None) -> StageResult | None:
-    found = [
-        result
-        for result in results.values()
-        if result.stage in ("canary", "rollback") and target in (None, result.subject.partition(":")[0])
-    ]
-    return max(found, key=lambda result: (result.timings.started_at, result.stage), default=None)
-
-
-def _judgement(results: Results, target: str) -> Judgement | None:
-    """The judgement of the canary's last step, if that is what stopped it."""
-    steps = [r for r in results.values() if r.stage == "canary" and r.subject.partition(":")[0] == target]
-    last = max(steps, key=lambda result: result.timings.started_at, default=None)
-    judged = last.judgement if last else None
-    return judged if judged and judged.verdict is not Verdict.GO else None
+def _last(results: Results, target: str | None, *stages: str) -> StageResult | None:
+    """The last result of a target, or of all, of the canary and the rollback, or of some stages."""
+    wanted = stages or ("canary", "rollback")
+    found = [one for one in results.values() if one.stage in wanted and target in (None, target_of(one.subject))]
+    return max(found, key=_started, default=None)

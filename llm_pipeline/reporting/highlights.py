@@ -30,7 +30,7 @@ def highlights(
         *found,
         *(figure for load in loads for figure in _load(load)),
         *(figure for row in candidates if row.chosen for figure in _chosen(row)),
-        *(_canary(study) for study in canaries if study.samples),
+        *(_canary(study) for study in canaries if study.points),
     )
 
 
@@ -90,14 +90,14 @@ def _slow(load: LoadStudy, windows: Sequence[WindowSummary]) -> Iterator[str]:
 
 
 def _canary(study: CanaryStudy) -> Figure:
-    requests = sum(sample.candidate.requests for sample in study.samples)
-    errors = sum(sample.candidate.errors for sample in study.samples)
-    seconds = study.samples[-1].at_seconds - study.samples[0].at_seconds
-    lost = sum(sample.candidate.lost + sample.stable.lost for sample in study.samples)
+    requests = sum(sample.candidate.requests for sample in study.points)
+    errors = sum(sample.candidate.errors for sample in study.points)
+    seconds = study.points[-1].at_seconds - study.points[0].at_seconds
+    lost = sum(sample.candidate.lost + sample.stable.lost for sample in study.points)
     note = f"{errors} errors in {requests:,} requests, {lost} lost, {duration(seconds)}"
     if study.rollback is not None:
         value = f"rolled back{f' at {study.rollback.percent:g} %' if study.rollback.percent else ''}"
     else:
         promoted = any(event.kind is EventKind.PROMOTED for event in study.events)
-        value = "promoted" if promoted else f"at {study.samples[-1].percent:g} %"
+        value = "promoted" if promoted else f"at {study.points[-1].percent:g} %"
     return Figure(label=f"Canary, {study.target}", value=value, note=note)

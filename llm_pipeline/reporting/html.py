@@ -66,7 +66,7 @@ def draw_plots(data: ReportData) -> Iterator[Plot]:
     for load in data.loads:
         yield from draw_load(load)
     for study in data.canaries:
-        if study.samples:
+        if study.points:
             yield plot_canary(study)
         if study.evidence is not None:
             yield plot_evidence(study, study.evidence)

@@ -123,7 +123,7 @@ def render_card(facts: CardFacts) -> str:
         taken_from=facts.record.checkpoints.get(facts.recipe) if facts.quantization.source else None,
         size_ratio=ratio if facts.quantized and isinstance(ratio, int | float) else None,
         tools=quantized.tools if quantized else {},
-        studies=[(study, _verdicts(facts, study)) for study in facts.report.accuracy if _is_of(facts, study)],
+        studies=list(_studies(facts)),
         speed=[figure for load in facts.report.loads if load.target in facts.targets for figure in load_figures(load)],
         commands=[_SERVERS[name].format(repository=facts.repository, kv_cache=kv_cache) for name in engines],
         targets=targets,
@@ -157,17 +157,11 @@ def _metadata(facts: CardFacts) -> Iterator[tuple[str, Any]]:
     yield "tags", ["llm-pipeline", *(["modelopt", facts.quantization.weights] if facts.made_by_modelopt else [])]
 
 
-def _is_of(facts: CardFacts, study: AccuracyStudy) -> bool:
-    return study.name in (facts.recipe, *(f"served on {target}" for target in facts.targets))
-
-
-def _verdicts(facts: CardFacts, study: AccuracyStudy) -> dict[str, str]:
-    """What the gate of a study said of each task, and of all together."""
-    target = study.name.removeprefix("served on ")
-    gate = (
-        facts.result("accuracy", facts.recipe)
-        if study.name == facts.recipe
-        else facts.result("served_accuracy", target)
-    )
-    evidence = gate.judgement.evidence if gate and gate.judgement else ()
-    return {fact.name.removeprefix("accuracy loss, "): fact.verdict.value for fact in evidence}
+def _studies(facts: CardFacts) -> Iterator[tuple[AccuracyStudy, dict[str, str]]]:
+    """What was judged of it, with what its gate said of each task, and of all together."""
+    for study in facts.report.accuracy:
+        if study.name in (facts.recipe, *(f"served on {target}" for target in facts.targets)):
+            yield (
+                study,
+                {fact.name.removeprefix("accuracy loss, "): fact.verdict.value for fact in study.judgement.evidence},
+            )

@@ -7,12 +7,12 @@ from typing import Literal
 
 from pydantic import Field
 
-from llm_pipeline.accuracy.evaluation import Comparison, DataRead, PairedAccuracy
+from llm_pipeline.accuracy.evaluation import Comparison, DataRead, EvaluationSummary, PairedAccuracy
 from llm_pipeline.base.errors import ErrorDocument
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict
 from llm_pipeline.canary.record import CanaryEvent, EventKind
-from llm_pipeline.canary.timeline import EvidenceSeries, TimelinePoint
+from llm_pipeline.canary.timeline import CanarySummary
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.inspection.release_summaries import Figure
 from llm_pipeline.loadtest.outcome import LoadTestOutcome, TokenCost
@@ -76,11 +76,7 @@ class Trial(Frozen):
         bytes: Size of its weights.
         size_ratio: That, by the size of the weights as published.
         effective_bits: Mean bits of a weight, where the quantizer counted them.
-        pooled: Its items beside the baseline's, all tasks together; None before the gate.
-        asked: Items that its gate asked; 0 when that is not known.
-        planned: Items that would have been asked had no look decided earlier.
-        look: At which look the gate decided, from 1; None when that is not known.
-        looks: How many looks were planned.
+        evaluation: What its gate asked, and how it compares with the baseline; None before the gate.
     """
 
     name: str
@@ -91,11 +87,13 @@ class Trial(Frozen):
     bytes: int | None = None
     size_ratio: float | None = None
     effective_bits: float | None = None
-    pooled: PairedAccuracy | None = None
-    asked: int = 0
-    planned: int = 0
-    look: int | None = None
-    looks: int = 1
+    evaluation: EvaluationSummary | None = None
+
+    @property
+    def pooled(self) -> PairedAccuracy | None:
+        """Its items beside the baseline's, all tasks together."""
+        comparison = self.evaluation.comparison if self.evaluation else None
+        return comparison.pooled if comparison else None
 
 
 class CandidateRow(Frozen):
@@ -127,12 +125,13 @@ class AccuracyStudy(Frozen):
 
     Attributes:
         name: Recipe, or `served on <target>`.
+        judgement: Its gate's.
         margin: Accepted loss over all items, a fraction.
         task_margin: Accepted loss of one task, a fraction.
     """
 
     name: str
-    verdict: Verdict | None
+    judgement: Judgement
     margin: float
     task_margin: float
     comparison: Comparison
@@ -188,20 +187,10 @@ class LoadStudy(Frozen):
         return level.first_token_milliseconds if curve == "first token" else level.end_to_end_milliseconds
 
 
-class CanaryStudy(Frozen):
-    """The canary of one target.
-
-    Attributes:
-        began_at: Seconds since 1970.
-        evidence: Its e-values over time; None where none were kept.
-        events: What happened, oldest first.
-    """
+class CanaryStudy(CanarySummary):
+    """The canary of one target."""
 
     target: str
-    began_at: float = 0.0
-    samples: tuple[TimelinePoint, ...]
-    evidence: EvidenceSeries | None = None
-    events: tuple[CanaryEvent, ...] = ()
 
     @property
     def rollback(self) -> CanaryEvent | None:

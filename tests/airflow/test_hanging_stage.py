@@ -16,7 +16,7 @@ from llm_pipeline.release import time_limit
 from llm_pipeline.release.contract import TimeLimit
 from llm_pipeline.release.loading import load_release
 from llm_pipeline.release_progress import placement, resolve_request
-from llm_pipeline.reporting.headline import read_failures
+from llm_pipeline.reporting.collect import read_failures
 from llm_pipeline.runners.runners import Runners
 from llm_pipeline.store import open_store
 

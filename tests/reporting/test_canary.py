@@ -66,7 +66,7 @@ def test_events_stand_in_a_table_with_their_times_and_who_did_it(page: str, stud
 
 def test_a_canary_counted_by_another_source_is_told_without_its_requests(promoted_data, study: CanaryStudy) -> None:
     others = {"loads": (), "accuracy": (), "trials": (), "stages": ()}
-    counted = study.model_copy(update={"samples": ()})
+    counted = study.model_copy(update={"points": ()})
     html = render_report(promoted_data.model_copy(update={"canaries": (counted,), **others}))
     assert "Evidence over time, cpu" in html
     assert "requests per second" not in html

@@ -38,7 +38,8 @@ def trial(data: ReportData, name: str) -> Trial:
 def test_a_recipe_that_was_judged_shows_what_was_measured(climbed, page) -> None:
     fp8 = trial(climbed, "fp8")
     assert (fp8.verdict, fp8.outcome, fp8.chosen_on) == (Verdict.GO, "", ("cpu",))
-    assert (fp8.asked, fp8.planned, fp8.look, fp8.looks) == (2100, 2625, 4, 5)
+    asked = fp8.evaluation
+    assert (asked.asked, asked.planned, asked.look, asked.looks) == (2100, 2625, 4, 5)
     assert fp8.size_ratio == pytest.approx(0.525)
     for text in ("52.5 %", "of 2,625", "look 4 of 5", "4.5 bits"):
         assert text in page
