@@ -149,17 +149,15 @@ def _environment(home: Path, port: int, releases: Path | None) -> dict[str, str]
 
 
 def _keys(home: Path) -> dict[str, str]:
-    """The secrets that the four processes share, made at the first start."""
-    path = home / "keys.json"
-    if not path.exists():
-        made = {
+    """The secrets that the four processes share."""
+    return _kept(
+        home / "keys.json",
+        {
             "fernet": urlsafe_b64encode(secrets.token_bytes(32)).decode(),
             "api": secrets.token_hex(32),
             "jwt": secrets.token_hex(32),
-        }
-        _write_private(path, json.dumps(made))
-    keys: dict[str, str] = json.loads(path.read_text())
-    return keys
+        },
+    )
 
 
 def _password_file(home: Path) -> Path:
@@ -167,16 +165,16 @@ def _password_file(home: Path) -> Path:
 
 
 def _password(home: Path) -> str:
-    path = _password_file(home)
+    return _kept(_password_file(home), {USERNAME: secrets.token_urlsafe(16)})[USERNAME]
+
+
+def _kept(path: Path, new: Mapping[str, str]) -> dict[str, str]:
+    """Secrets that were made at the first start, or are now, for their owner's eyes."""
     if not path.exists():
-        _write_private(path, json.dumps({USERNAME: secrets.token_urlsafe(16)}))
-    return str(json.loads(path.read_text())[USERNAME])
-
-
-def _write_private(path: Path, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as stream:
-        stream.write(text)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
+            json.dump(new, stream)
+    kept: dict[str, str] = json.loads(path.read_text())
+    return kept
 
 
 def _record(home: Path, component: str) -> Path:

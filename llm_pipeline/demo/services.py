@@ -6,7 +6,6 @@ import json
 import logging
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +20,8 @@ from llm_pipeline.adapters.envoy.adapter import EnvoyPlace
 from llm_pipeline.base import detached
 from llm_pipeline.base.bounded_http import call
 from llm_pipeline.base.errors import ConfigError, StageCrashed, Transient
-from llm_pipeline.base.logging import LogRelay, get_logger
+from llm_pipeline.base.logging import LogRelay
+from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.demo.hub import publish_revision
@@ -128,7 +128,6 @@ class DemoLayout:
         return self.configs / "releases" / f"{name}.yaml"
 
 
-log = get_logger(__name__)
 _TRAFFIC = "traffic-process-"
 _LARGEST_PROCESS_RECORD_BYTES = 65536
 
@@ -177,8 +176,7 @@ def start_hub(layout: DemoLayout, deployment: Deployment) -> str:
     if endpoint.hostname != "127.0.0.1" or endpoint.port is None:
         raise ConfigError("the demo's hub needs hub.endpoint: http://127.0.0.1:PORT", where=str(layout.deployment))
     record = layout.services / "hub.json"
-    running = detached.load(record)
-    if running is None or not running.alive:
+    if not _runs(record):
         require_free_port(endpoint.port, role="hub", what="the demo's hub")
         command = [sys.executable, "-m", "llm_pipeline.demo.hub"]
         command += ["--root", str(layout.hub), "--port", str(endpoint.port)]
@@ -190,8 +188,7 @@ def start_hub(layout: DemoLayout, deployment: Deployment) -> str:
 def start_traffic(layout: DemoLayout, deployment: Deployment) -> None:
     """Send background requests to production until stopped."""
     record = layout.services / f"{_TRAFFIC}{layout.model.release}.json"
-    running = detached.load(record)
-    if running is not None and running.alive:
+    if _runs(record):
         return
     command = [sys.executable, "-m", "llm_pipeline.demo.traffic", "--url", users_url(deployment, layout.model)]
     command += ["--rate", str(layout.model.requests_per_second), "--record", str(layout.traffic_record)]
@@ -275,14 +272,21 @@ def stop_everything(layout: DemoLayout) -> list[str]:
 
 
 def _await_answer(url: str, record: Path, log_file: Path, seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
     reason = "not asked yet"
-    while reason:
+
+    def ended() -> bool:
+        nonlocal reason
         try:
             reason = "" if (status := call(url, seconds=5).status) == HTTPStatus.OK else f"HTTP {status}"
         except OSError as error:
             reason = str(error)
-        process = detached.load(record)
-        if reason and (process is None or not process.alive or time.monotonic() > deadline):
-            raise Transient(f"no answer: {reason}", where=url, hint=f"see {log_file}")
-        time.sleep(0.1)
+        return not reason or not _runs(record)
+
+    wait_until(ended, seconds, every=0.1)
+    if reason:
+        raise Transient(f"no answer: {reason}", where=url, hint=f"see {log_file}")
+
+
+def _runs(record: Path) -> bool:
+    process = detached.load(record)
+    return process is not None and process.alive

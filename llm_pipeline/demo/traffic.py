@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import random
 import signal
 import time
@@ -20,9 +19,9 @@ from pathlib import Path
 from pydantic import Field
 
 from llm_pipeline.base.entry import ArgumentParser, entry_point
-from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.logging import write_json_lines
 from llm_pipeline.base.records import Frozen
+from llm_pipeline.loadtest.prompts import read_prompts
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
 
 LAST_ANSWERS_SECONDS = 8.0
@@ -103,22 +102,6 @@ class Traffic:
             self._reasons[f"{kind}: {answer.error[:_REASON_CHARACTERS]}"] += 1
 
 
-def read_prompts(path: Path) -> list[str]:
-    """The `prompt` of each line of a jsonl file.
-
-    Raises:
-        ConfigError: The file is missing, empty, or a line has no prompt.
-    """
-    try:
-        with path.open(encoding="utf-8") as lines:
-            prompts = [str(json.loads(line)["prompt"]) for line in lines if line.strip()]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"not a file of prompts: {error}", where=str(path)) from error
-    if not prompts:
-        raise ConfigError("no prompts", where=str(path))
-    return prompts
-
-
 @entry_point
 def main(arguments: Sequence[str] | None = None) -> int:
     """Send traffic until SIGTERM or SIGINT."""
@@ -129,7 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--prompts", type=Path, required=True, help="jsonl with a `prompt` in each line")
     options = parser.parse_args(arguments)
     write_json_lines()
-    asyncio.run(_serve(options.url, options.rate, options.record, read_prompts(options.prompts)))
+    prompts = [one.text for one in read_prompts(options.prompts)]
+    asyncio.run(_serve(options.url, options.rate, options.record, prompts))
     return 0
 
 

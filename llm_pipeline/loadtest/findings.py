@@ -9,11 +9,11 @@ import statistics
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 from llm_pipeline.base.quantities import byte_size
 from llm_pipeline.base.text_table import aligned
-from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel
+from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.loadtest.outcome import QUANTILES, Latency, LoadTestOutcome, WindowSummary, deciding_windows
 
 _MEASURES: tuple[tuple[str, str, str], ...] = (
@@ -120,7 +120,11 @@ def _latencies(outcome: LoadTestOutcome, policy: LoadTestPolicy) -> Table | None
     rows = [
         row
         for words, field, limit in _MEASURES
-        if (row := _latency_row(words, [getattr(window, field) for window in windows], policy.service_level, limit))
+        if (
+            row := _latency_row(
+                words, [getattr(window, field) for window in windows], getattr(policy.service_level, limit)
+            )
+        )
     ]
     if not rows:
         return None
@@ -133,11 +137,10 @@ def _latencies(outcome: LoadTestOutcome, policy: LoadTestPolicy) -> Table | None
     return _table(title, dict(zip(head, zip(*rows, strict=True), strict=True)), filter(None, (note,)))
 
 
-def _latency_row(words: str, latencies: Sequence[Latency | None], level: ServiceLevel, limit: str) -> Row | None:
+def _latency_row(words: str, latencies: Sequence[Latency | None], allowed: float | None) -> Row | None:
     found = [latency for latency in latencies if latency]
     if not found or max(latency.maximum for latency in found) <= 0.0:
         return None
-    allowed = getattr(level, limit) if limit else None
     quantiles = []
     for quantile in QUANTILES.values():
         values = sorted(getattr(latency, quantile) for latency in found)
@@ -172,16 +175,20 @@ def _names(windows: Sequence[WindowSummary]) -> str:
 
 def _server(windows: Sequence[WindowSummary]) -> Table | None:
     told = [window for window in windows if any(value for name, value in window.server if name != "samples")]
-    uses = [window.server for window in told]
+
+    def of_each(field: str, shown: Callable[[Any], str] = str) -> list[str]:
+        values = (getattr(window.server, field) for window in told)
+        return ["" if value is None else shown(value) for value in values]
+
     columns = {
         "window": [window.name for window in told],
-        "queue ms": [milliseconds(use.queue_milliseconds) for use in uses],
-        "active": [text_or_blank(use.active_requests, str) for use in uses],
-        "KV cache": [text_or_blank(use.kv_cache_fraction, percent) for use in uses],
-        "GPU": [text_or_blank(use.gpu_utilization_fraction, percent) for use in uses],
-        "GPU memory": [text_or_blank(use.gpu_memory_bytes, byte_size) for use in uses],
-        "input tokens": [text_or_blank(use.input_tokens, "{:,}".format) for use in uses],
-        "output tokens": [text_or_blank(use.output_tokens, "{:,}".format) for use in uses],
+        "queue ms": of_each("queue_milliseconds", milliseconds),
+        "active": of_each("active_requests"),
+        "KV cache": of_each("kv_cache_fraction", percent),
+        "GPU": of_each("gpu_utilization_fraction", percent),
+        "GPU memory": of_each("gpu_memory_bytes", byte_size),
+        "input tokens": of_each("input_tokens", "{:,}".format),
+        "output tokens": of_each("output_tokens", "{:,}".format),
     }
     return _table("The server, by its own metrics", columns)
 
@@ -190,15 +197,8 @@ def _pair(latency: Latency | None) -> str:
     return f"{milliseconds(latency.p50)} / {milliseconds(latency.p99)}" if latency else ""
 
 
-ValueT = TypeVar("ValueT")
-
 _THREE_DIGITS = 100.0
 _LONGEST_QUOTE = 60
-
-
-def text_or_blank(value: ValueT | None, shown: Callable[[ValueT], str]) -> str:
-    """The text of a value; empty without one."""
-    return "" if value is None else shown(value)
 
 
 def milliseconds(value: float | None) -> str:

@@ -154,10 +154,6 @@ class LoadTestOutcome(Frozen):
     notes: tuple[str, ...] = ()
     judgement: Judgement
 
-    def window(self, phase: Phase) -> WindowSummary | None:
-        """The last window of a phase; None without one."""
-        return next((window for window in reversed(self.windows) if window.phase == phase), None)
-
 
 def write_outcome(directory: Path, outcome: LoadTestOutcome) -> None:
     """Write a load test's outcome to `directory`."""

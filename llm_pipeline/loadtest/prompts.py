@@ -1,17 +1,21 @@
-"""The texts of a load test: prompts from a file, and new ones composed of its words."""
+"""The texts of a load test: prompts from a file, new ones composed of its words, and how many tokens they have."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.artifacts.repository_layout import TOKENIZER_FILE
+from llm_pipeline.base.errors import ConfigError, IntegrityError
 from llm_pipeline.base.json_document import read_lines, require_whole
+from llm_pipeline.base.logging import get_logger
+
+log = get_logger(__name__)
 
 CountTokens = Callable[[str], int]
 Integers = NDArray[np.int64]
@@ -21,6 +25,36 @@ _RUN_WORDS = 6
 _SAMPLE_WORDS = 4000
 _REPEATS = 8  # an estimating counter rounds, less so for several words
 _ATTEMPTS = 50
+_USUAL_BYTES = 4
+"""Bytes per token of English text, for vocabularies of 100,000 tokens and more."""
+
+
+def open_counter(repository: Path, links: Mapping[str, Path] | None = None) -> CountTokens:
+    """A function that counts the tokens of a text, including the special ones that the tokenizer adds.
+
+    Without a `tokenizer.json` in the repository a token is taken for 4 bytes.
+
+    Args:
+        repository: A model repository.
+        links: Directories of the artifacts that it links to, as `fetch_links` gives them.
+
+    Raises:
+        IntegrityError: The tokenizer cannot be read.
+    """
+    places = [repository, *(links or {}).values()]
+    path = next((path for place in places for path in sorted(place.rglob(TOKENIZER_FILE))), None)
+    if path is None:
+        log.warning("the repository has no tokenizer.json: lengths are estimates", bytes_a_token=_USUAL_BYTES)
+        return lambda text: round(len(text.encode()) / _USUAL_BYTES)
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the bindings raise nothing more special
+        raise IntegrityError(f"not a tokenizer: {error}", where=str(path)) from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return lambda text: len(tokenizer.encode(text).ids)
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,6 @@ def _short(value: float | None) -> float | None:
 
 
 Values = NDArray[np.float64]
-Mask = NDArray[np.bool_]
 
 
 def summarize_window(

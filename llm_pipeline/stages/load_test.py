@@ -101,8 +101,8 @@ def run(context: StageContext[LoadTestConfig]) -> StageOutput:
     from llm_pipeline.loadtest.findings import format_load_test
     from llm_pipeline.loadtest.measure import LoadClient
     from llm_pipeline.loadtest.outcome import token_cost
+    from llm_pipeline.loadtest.prompts import open_counter
     from llm_pipeline.loadtest.session import run_session
-    from llm_pipeline.loadtest.token_counter import open_counter
     from llm_pipeline.loadtest.windows import Windows
     from llm_pipeline.loadtest.workload import TrafficSource
     from llm_pipeline.serving.endpoint_access import require_served
