@@ -8,10 +8,11 @@ so the windows' shares are the sample (batch means: A. M. Law and J. S. Carson, 
 the Length of a Steady-State Simulation, Operations Research 27, 1979). For k windows of N requests in all, whose shares
 have the mean m and the standard deviation s, the bounds at the objective a are
 
-    m -+ max(t s / sqrt(k), z sqrt(a (1 - a) / N))
+    m -+ max(t s sqrt((1 + r) / (1 - r) / k), z sqrt(a (1 - a) / N))
 
-with Student's quantile t of k - 1 degrees of freedom and the normal one z: not even independent requests would tell
-more than the second term allows, however alike a few windows look. The lower bound at the objective or above is GO, the
+with Student's quantile t of k - 1 degrees of freedom and the normal one z. Where a window is like the one before, a
+queue outlasts it, and k windows tell less: r is their correlation. Not even independent requests would tell more than
+the second term allows, however alike a few windows look. The lower bound at the objective or above is GO, the
 upper one below it NO_GO. `benchmarks/load_gate.py` shows how often that errs.
 
 A window in which the client fell behind is void and not counted. Impossible results are ANOMALOUS, whatever else.
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +33,7 @@ from llm_pipeline.loadtest import anomalies
 from llm_pipeline.loadtest.measure import MeasuredWindow, client_lag_seconds, rate_share
 from llm_pipeline.loadtest.physics import FloorTimes, PhysicalLimits
 from llm_pipeline.loadtest.records import Fault, Records
-from llm_pipeline.statistics.intervals import bounds_of_mean, critical_value, more_than
+from llm_pipeline.statistics.intervals import critical_value, deviation_in_turn, more_than
 
 SERVICE_LEVEL_MET = "service level met"
 FEWEST_WINDOWS = 4
@@ -205,17 +207,25 @@ def judge_share(name: str, windows: Sequence[NDArray[np.bool_]], objective: floa
     shares, requests = [float(window.mean()) for window in measurable], sum(map(len, measurable))
     count, normal = len(shares), critical_value(policy.confidence)
     least = normal * math.sqrt(objective * (1.0 - objective) / requests)
-    mean, lower, upper = bounds_of_mean(shares, policy.confidence, least)
+    spread, mean = deviation_in_turn(shares) if count > 1 else math.inf, fmean(shares)
+
+    def reach(windows: int) -> float:
+        """How far the bounds are from the mean of so many windows like these."""
+        if windows == 1:
+            return math.inf
+        student = critical_value(policy.confidence, windows - 1) * spread / math.sqrt(windows)
+        return max(student, least * math.sqrt(count / windows))
+
+    lower, upper = mean - reach(count), mean + reach(count)
     detail = f"{requests - sum(int(window.sum()) for window in measurable)} of {requests} requests missed it"
     if count >= FEWEST_WINDOWS and lower >= objective:
         verdict = Verdict.GO
     elif upper < objective:
         verdict = Verdict.NO_GO
     else:
-        verdict, spread = Verdict.INCONCLUSIVE, float(np.std(shares, ddof=1)) if count > 1 else math.inf
+        verdict = Verdict.INCONCLUSIVE
         for needed in range(max(count + 1, FEWEST_WINDOWS), _MOST_WINDOWS):
-            student = critical_value(policy.confidence, needed - 1) * spread / math.sqrt(needed)
-            if abs(mean - objective) >= max(student, least * math.sqrt(count / needed)):
+            if abs(mean - objective) >= reach(needed):
                 detail += f"; at what was seen, {needed - count} more windows like these {count} would decide"
                 break
         else:

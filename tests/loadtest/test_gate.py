@@ -99,6 +99,16 @@ def test_the_bounds_are_students_and_no_closer_than_independent_requests_would_a
     assert alike.lower == pytest.approx(0.97 - 1.644854 * math.sqrt(0.95 * 0.05 / 400), rel=1e-6)
 
 
+def test_windows_like_the_ones_before_tell_less():
+    in_turn, strewn = (
+        fact(judge_windows(missing(*lost, of=100), POLICY), "service level met")
+        for lost in ((2, 2, 2, 2, 6, 6, 6, 6), (2, 6, 2, 6, 2, 6, 2, 6))
+    )
+    assert in_turn.measured == strewn.measured == 0.96
+    assert strewn.verdict is Verdict.INCONCLUSIVE
+    assert 0.96 - in_turn.lower == pytest.approx((0.96 - strewn.lower) * math.sqrt(1.625 / 0.375))
+
+
 def test_an_undecided_test_says_how_many_more_windows_would_decide():
     few = missing(0, 0, 6, 0, of=100)
     summary = judge_windows(few, POLICY).summary
