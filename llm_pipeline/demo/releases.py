@@ -23,10 +23,11 @@ from llm_pipeline.store import open_store
 from llm_pipeline.store.place_state import Pointer, read_place
 
 
-class Console:
-    """Writes lines to stdout as they happen."""
+class Console(logging.Handler):
+    """Writes lines to stdout as they happen; the package's own log records are steps."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._started = time.monotonic()
 
     def title(self, text: str) -> None:
@@ -41,24 +42,19 @@ class Console:
         """Write a line without the time."""
         self.write(text + "\n")
 
-    def follow_logs(self) -> None:
-        """Show the package's own log records as steps."""
-        write_readable_lines(_StepHandler(self))
-        logging.getLogger("llm_pipeline.stage").setLevel(logging.WARNING)
-
     def write(self, text: str) -> None:
         """Write a part of a line."""
         sys.stdout.write(text)
         sys.stdout.flush()
 
-
-class _StepHandler(logging.Handler):
-    def __init__(self, console: Console) -> None:
-        super().__init__()
-        self._console = console
-
     def emit(self, record: logging.LogRecord) -> None:
-        self._console.step(self.format(record))
+        """Write a log record."""
+        self.step(self.format(record))
+
+    def follow_logs(self) -> None:
+        """Show the package's own log records."""
+        write_readable_lines(self)
+        logging.getLogger("llm_pipeline.stage").setLevel(logging.WARNING)
 
 
 _LOOK_SECONDS = 1.0
@@ -70,67 +66,64 @@ _FIRST_RELEASE_TRIES = 3
 
 
 class FollowedRun:
-    """One run of a release's DAG.
+    """One run of a release's DAG, started as a user of the UI would.
 
     Args:
         client: Logged in to the demo's Airflow.
+        dag_id: The release's DAG.
         deployment: Where the release's results are read from.
         console: Where the lines go.
+
+    Raises:
+        Transient: Airflow has not taken in the DAG in time; the message holds its import errors.
     """
 
-    def __init__(self, client: AirflowClient, deployment: Deployment, console: Console) -> None:
-        self._client = client
-        self._deployment = deployment
-        self._console = console
+    def __init__(self, client: AirflowClient, dag_id: str, deployment: Deployment, console: Console) -> None:
+        self._client, self._deployment, self._console = client, deployment, console
         self._printed: set[tuple[str, int]] = set()
         self._flow: ReleaseProgress | None = None
-
-    def trigger(self, dag_id: str) -> str:
-        """Start a run as a user of the UI would; returns its id.
-
-        Raises:
-            Transient: Airflow has not taken in the DAG in time; the message holds its import errors.
-        """
-        if not wait_until(lambda: self._client.has_dag(dag_id), _SECONDS_TO_DAG, every=_LOOK_SECONDS):
-            errors = "; ".join(self._client.import_errors().values()) or "no import error"
+        if not wait_until(lambda: client.has_dag(dag_id), _SECONDS_TO_DAG, every=_LOOK_SECONDS):
+            errors = "; ".join(client.import_errors().values()) or "no import error"
             raise Transient(f"Airflow has no DAG {dag_id}: {errors}")
-        self._client.unpause(dag_id)
-        return self._client.trigger(dag_id)
+        client.unpause(dag_id)
+        self._run = dag_id, client.trigger(dag_id)
+        console.step(f"triggered by the REST API: {client.access.url}/dags/{dag_id}/runs/{self._run[1]}")
 
-    def follow(self, dag_id: str, run_id: str) -> tuple[str, ReleaseProgress | None]:
+    def follow(self) -> tuple[str, ReleaseProgress | None]:
         """Print what happens until the run ends; returns its state and its release."""
         while True:
-            state = self._client.run_state(dag_id, run_id)
-            self._print_ended_tasks(dag_id, run_id)
-            for task_id, map_index in self._client.pending_approvals(dag_id, run_id):
+            state = self._client.run_state(*self._run)
+            for task in self._client.task_states(*self._run):
+                identity = task.task_id, task.map_index
+                if task.state in _ENDED and identity not in self._printed:
+                    self._printed.add(identity)
+                    self._print(task)
+            for task_id, map_index in self._client.pending_approvals(*self._run):
                 self._console.step(f"{task_id:<16} Airflow waits for a human; the demo answers Approve by its API")
-                self._client.answer_approval(dag_id, run_id, task_id, map_index=map_index, approve=True)
+                self._client.answer_approval(*self._run, task_id, map_index=map_index, approve=True)
             if state in _RUN_ENDED:
                 return state, self._flow
             time.sleep(_LOOK_SECONDS)
 
-    def _print_ended_tasks(self, dag_id: str, run_id: str) -> None:
-        for task in self._client.task_states(dag_id, run_id):
-            identity = (task.task_id, task.map_index)
-            if task.state not in _ENDED or identity in self._printed:
-                continue
-            self._printed.add(identity)
-            if task.task_id == "resolve" and task.state == "success":
-                release_id = str(self._client.xcom(dag_id, run_id, "resolve"))
-                self._flow = ReleaseProgress.open(self._deployment, release_id)
-            name = task.task_id.rpartition(".")[2]
-            subject = task.label.partition(" ")[0] if task.map_index >= 0 else ""
-            subject = "" if subject.isdigit() else subject  # a task that never ran has no label but its index
-            result = self._result(name, subject)
-            seconds = f"{task.seconds:6.1f} s" if task.seconds is not None else " " * 8
-            line = f"{name:<16} {subject:<12} {task.state:<16} {seconds}"
-            if result and result.reused:
-                line += "  (reused)"
-            if result and result.judgement:
-                line += f"  {result.judgement.verdict}: {result.judgement.summary}"
-            self._console.step(line)
-            if task.state == "failed" and not (result and result.judgement):
-                self._print_reason(dag_id, run_id, task)
+    def _print(self, task: TaskState) -> None:
+        """A line of a task that has ended; of one that failed without a verdict, the last error in its log, too."""
+        if task.task_id == "resolve" and task.state == "success":
+            release_id = str(self._client.xcom(*self._run, "resolve"))
+            self._flow = ReleaseProgress.open(self._deployment, release_id)
+        name = task.task_id.rpartition(".")[2]
+        subject = task.label.partition(" ")[0] if task.map_index >= 0 else ""
+        subject = "" if subject.isdigit() else subject  # a task that never ran has no label but its index
+        result = self._result(name, subject)
+        seconds = f"{task.seconds:6.1f} s" if task.seconds is not None else " " * 8
+        line = f"{name:<16} {subject:<12} {task.state:<16} {seconds}{'  (reused)' if result and result.reused else ''}"
+        if result and result.judgement:
+            line += f"  {result.judgement.verdict}: {result.judgement.summary}"
+        self._console.step(line)
+        if task.state == "failed" and not (result and result.judgement):
+            lines = self._client.task_log(*self._run, task.task_id, attempt=task.tries, map_index=task.map_index)
+            if errors := [line for line in lines if line.startswith(("ERROR ", "CRITICAL "))]:
+                reason = errors[-1].partition(" ")[2].strip().partition("\n")[0]
+                self._console.step(f"{'':<29} {reason[:_REASON_CHARACTERS]}")
 
     def _result(self, name: str, subject: str) -> StageResult | None:
         if self._flow is None:
@@ -138,14 +131,6 @@ class FollowedRun:
         if name.startswith("canary_"):
             name, subject = "canary", f"{subject}:{name.removeprefix('canary_').replace('_', '.')}"
         return self._flow.find(name, subject)
-
-    def _print_reason(self, dag_id: str, run_id: str, task: TaskState) -> None:
-        """Print the last error in the log of a task that failed without a verdict."""
-        lines = self._client.task_log(dag_id, run_id, task.task_id, attempt=task.tries, map_index=task.map_index)
-        errors = [line for line in lines if line.startswith(("ERROR ", "CRITICAL "))]
-        if errors:
-            reason = errors[-1].partition(" ")[2].strip().partition("\n")[0]
-            self._console.step(f"{'':<29} {reason[:_REASON_CHARACTERS]}")
 
 
 class Demo:
@@ -243,11 +228,8 @@ class Demo:
         dag_id = f"release__{name}"
         self._console.title(f"Release: the Airflow DAG {dag_id}")
         with AirflowClient(access) as client:
-            run = FollowedRun(client, self._deployment, self._console)
             client.end_releases()  # one that was interrupted, or waits for an approval, would be waited for
-            run_id = run.trigger(dag_id)
-            self._console.step(f"triggered by the REST API: {access.url}/dags/{dag_id}/runs/{run_id}")
-            state, flow = run.follow(dag_id, run_id)
+            state, flow = FollowedRun(client, dag_id, self._deployment, self._console).follow()
         self._console.step(f"the DAG run ended: {state}")
         return state, flow
 

@@ -38,70 +38,48 @@ def impossible(windows: Sequence[Records]) -> list[Evidence]:
 
 def other_lengths(windows: Sequence[Records], policy: LoadTestPolicy) -> list[Evidence]:
     """Evidence that more than the tolerated share of answers were shorter or longer than requested; empty otherwise."""
-    short, long = (sum(int(np.sum(window["fault"] == fault)) for window in windows) for fault in _OTHER_LENGTH)
+    short, long = (
+        sum(int(np.sum(window["fault"] == fault)) for window in windows) for fault in (Fault.SHORT, Fault.LONG)
+    )
     requests = sum(len(window) for window in windows)
     if not more_than(policy.maximum_error_fraction, short + long, requests, policy.confidence):
         return []
-    lengths = f"{short} answers had fewer tokens than asked for and {long} more"
-    detail = f"{lengths}: the figures are not of the workload's answers."
+    detail = f"{short} answers had fewer tokens than asked for and {long} more: the figures are not of the workload's."
     return [_anomaly("answers of another length", short + long, windows, detail)]
 
 
 def against_physics(windows: Sequence[Records], physics: PhysicalLimits | None) -> list[Evidence]:
     """Whether any answer, or all of a window together, was faster than the hardware allows at best."""
-    answered = [window.where(_timed(window)) for window in windows]
-    if physics is None or not any(len(window) for window in answered):
+    answered = _timed(windows)
+    if physics is None or not answered:
         return []
-    ratios = [_physical_ratio(window, physics) for window in answered if len(window)]
-    least = float(min(np.min(ratio) for ratio in ratios))
-    faster = sum(int(np.sum(ratio < TOLERANCE)) for ratio in ratios)
-    busiest = max(_share_of_peak(window, physics) for window in answered if len(window))
-    count = sum(len(window) for window in answered)
-    name = physics.accelerator
+    ratios = np.concatenate([_physical_ratio(window, physics) for window in answered])
+    faster, busiest = int(np.sum(ratios < TOLERANCE)), max(_share_of_peak(window, physics) for window in answered)
+    best, most = (f"relative to the {what} that {physics.accelerator} allows" for what in ("least time", "most"))
+    slow = f"{faster} answers were faster than memory and tensor cores allow."
+    busy = "More tokens a second than the hardware can compute."
     return [
-        Evidence(
-            name=f"fastest answer, relative to the least time that {name} allows",
-            verdict=Verdict.ANOMALOUS if faster else Verdict.GO,
-            measured=least,
-            limit=TOLERANCE,
-            unit="times",
-            samples=count,
-            detail=f"{faster} answers were faster than memory and tensor cores allow." if faster else "",
-        ),
-        Evidence(
-            name=f"throughput, relative to the most that {name} allows",
-            verdict=Verdict.ANOMALOUS if busiest > 1.0 / TOLERANCE else Verdict.GO,
-            measured=busiest,
-            limit=1.0 / TOLERANCE,
-            unit="times",
-            samples=count,
-            detail="More tokens a second than the hardware can compute." if busiest > 1.0 / TOLERANCE else "",
+        _relative(f"fastest answer, {best}", float(np.min(ratios)), TOLERANCE, len(ratios), slow if faster else ""),
+        _relative(
+            f"throughput, {most}", busiest, 1.0 / TOLERANCE, len(ratios), busy if busiest > 1.0 / TOLERANCE else ""
         ),
     ]
 
 
 def against_floor(windows: Sequence[Records], floor: FloorTimes | None) -> list[Evidence]:
     """Whether answers came much faster under load than alone."""
-    answered = [window.where(_timed(window)) for window in windows]
-    if floor is None or not floor.known or not any(len(window) for window in answered):
+    answered = _timed(windows)
+    if floor is None or not floor.known or not answered:
         return []
     ratios = np.concatenate([_ratio(seconds_from_send(window), floor.seconds(window)) for window in answered])
-    faster = int(np.sum(ratios < FASTER_THAN_ALONE))
+    faster, least = int(np.sum(ratios < FASTER_THAN_ALONE)), float(np.min(ratios))
+    detail = (
+        f"{faster} answers came in less than a third of the time that the server alone needs for as many tokens: they "
+        "were not computed."
+    )
     anomalous = faster >= max(_FASTER_REQUESTS, _FASTER_SHARE * len(ratios))
-    return [
-        Evidence(
-            name="fastest answer, relative to an idle server's",
-            verdict=Verdict.ANOMALOUS if anomalous else Verdict.GO,
-            measured=float(np.min(ratios)),
-            limit=FASTER_THAN_ALONE,
-            unit="times",
-            samples=len(ratios),
-            detail=f"{faster} answers came in less than a third of the time that the server alone needs for as many "
-            "tokens: they were not computed."
-            if anomalous
-            else "",
-        )
-    ]
+    name = "fastest answer, relative to an idle server's"
+    return [_relative(name, least, FASTER_THAN_ALONE, len(ratios), detail if anomalous else "")]
 
 
 def against_server(sent: Sequence[MeasuredWindow]) -> list[Evidence]:
@@ -117,14 +95,10 @@ def against_server(sent: Sequence[MeasuredWindow]) -> list[Evidence]:
         came = int(records["output_tokens"].sum())
         if server.output_tokens >= (1.0 - _COUNTERS_AGREE) * came:
             continue
+        missing = came - server.output_tokens
         detail = f"Its answers had {came} output tokens, its metrics counted {server.output_tokens}."
-        found.append(
-            _anomaly("tokens that were never generated", came - server.output_tokens, [records], detail, "tokens")
-        )
+        found.append(_anomaly("tokens that were never generated", missing, [records], detail, "tokens"))
     return found
-
-
-_OTHER_LENGTH = (Fault.SHORT, Fault.LONG)
 
 
 def _impossibilities(window: Records) -> list[tuple[int, str]]:
@@ -143,10 +117,13 @@ def _impossibilities(window: Records) -> list[tuple[int, str]]:
     return [(int(window["number"][place]), found[place]) for place in sorted(found)]
 
 
-def _timed(window: Records) -> _Mask:
-    """Answers with usable times; the others are evidence of `impossible`."""
-    seconds = seconds_from_send(window)
-    return np.asarray(window.answered & np.isfinite(seconds) & (window["output_tokens"] > 0))
+def _timed(windows: Sequence[Records]) -> list[Records]:
+    """Windows of their answers with usable times, where there are any; the others are evidence of `impossible`."""
+    usable = [
+        window.where(window.answered & np.isfinite(seconds_from_send(window)) & (window["output_tokens"] > 0))
+        for window in windows
+    ]
+    return [window for window in usable if len(window)]
 
 
 def _physical_ratio(window: Records, physics: PhysicalLimits) -> NDArray[np.float64]:
@@ -170,13 +147,16 @@ def _ratio(seconds: NDArray[np.float64], least: NDArray[np.float64]) -> NDArray[
     return seconds / np.maximum(least, 1e-9)
 
 
-def _anomaly(name: str, count: int, windows: Sequence[Records], detail: str, unit: str = "requests") -> Evidence:
+def _relative(name: str, measured: float, limit: float, samples: int, anomaly: str) -> Evidence:
+    """How near the extreme came to a limit, and what is impossible about it, if anything is."""
+    verdict = Verdict.ANOMALOUS if anomaly else Verdict.GO
     return Evidence(
-        name=name,
-        verdict=Verdict.ANOMALOUS,
-        measured=float(count),
-        limit=0.0,
-        unit=unit,
-        samples=sum(len(window) for window in windows),
-        detail=detail,
+        name=name, verdict=verdict, measured=measured, limit=limit, unit="times", samples=samples, detail=anomaly
+    )
+
+
+def _anomaly(name: str, count: int, windows: Sequence[Records], detail: str, unit: str = "requests") -> Evidence:
+    samples, verdict = sum(map(len, windows)), Verdict.ANOMALOUS
+    return Evidence(
+        name=name, verdict=verdict, measured=float(count), limit=0.0, unit=unit, samples=samples, detail=detail
     )

@@ -91,29 +91,16 @@ def test_a_baseline_is_asked_everything(baseline):
     assert "demo_choice" in format_evaluation(summary)
 
 
-@pytest.mark.parametrize(
-    ("norms", "stated"),
-    [
-        ({"model.norm": 0.0}, False),
-        ({"model.layers.0.input_layernorm": 1.0, "model.layers.0.post_attention_layernorm": 1.0}, True),
-    ],
-)
-def test_a_damaged_source_is_an_anomalous_baseline(source, baseline, tmp_path, norms, stated):
+def test_a_damaged_source_is_an_anomalous_baseline(source, baseline, tmp_path):
     whole = baseline.summary.tasks["demo_generate"].accuracy
     published = ExpectedScore(minimum=whole - 0.02, maximum=whole + 0.02, source="the model as it was trained")
-    expected = {"demo_generate": published} if stated else {}
-
-    def judged(evaluated):
-        return judge_baseline(evaluated.items, expected, evaluated.summary.groups, maximum_cut_share=0.02).verdict
-
-    assert judged(baseline) is Verdict.GO
-    filled = {f"{name}.weight": value for name, value in norms.items()}
+    norms = [f"model.layers.0.{name}_layernorm.weight" for name in ("input", "post_attention")]
     broken = with_weights(
-        source, tmp_path / "weights", lambda own: {name: torch.full_like(own[name], filled[name]) for name in filled}
+        source, tmp_path / "weights", lambda own: {name: torch.ones_like(own[name]) for name in norms}
     )
-    assert judged(evaluate_baseline({"checkpoint": broken, "tasks": TASKS}, EVALUATION, "float16", tmp_path)) is (
-        Verdict.ANOMALOUS
-    )
+    damaged = evaluate_baseline({"checkpoint": broken, "tasks": TASKS}, EVALUATION, "float16", tmp_path)
+    verdicts = [judge_baseline(one.items, {"demo_generate": published}, {}).verdict for one in (baseline, damaged)]
+    assert verdicts == [Verdict.GO, Verdict.ANOMALOUS]
 
 
 def test_an_equal_candidate_passes_before_all_is_asked(source, baseline, tmp_path):
@@ -187,18 +174,3 @@ def test_generation_settings_and_end_tokens_of_the_model_shape_both_sides_alike(
     ended = evaluate_baseline({"checkpoint": source, "tasks": tasks}, evaluation, "float16", tmp_path / "ended")
     again = next(item for item in ended.items if (item.task, item.item_id) == (first.task, first.item_id))
     assert (again.completion, again.cut) == ("", False)
-
-
-@pytest.mark.thorough
-def test_a_group_is_judged_as_one_task(source, tmp_path):
-    tasks = shutil.copytree(TASKS, tmp_path / "tasks")
-    group = {"group": "whole", "task": ["demo_generate", "demo_choice"], "aggregate_metric_list": [{"metric": "acc"}]}
-    (tasks / "whole.yaml").write_text(json.dumps(group), encoding="utf-8")
-    asked, inputs = (
-        EVALUATION.model_copy(update={"tasks": ("whole",), "limit": 40}),
-        {"checkpoint": source, "tasks": tasks},
-    )
-    before = evaluate_baseline(inputs, asked, "float16", tmp_path / "before")
-    inputs |= {"baseline": before.directory}
-    _, judgement = evaluate_candidate(inputs, asked, POLICY, "float16", tmp_path / "after")
-    assert [fact.name for fact in judgement.evidence[:2]] == ["accuracy loss, all tasks", "accuracy loss, whole"]

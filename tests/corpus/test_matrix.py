@@ -11,7 +11,6 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import matrix
-from table import page
 
 pytest.importorskip("tritonclient")
 
@@ -31,17 +30,3 @@ def test_an_architecture_works_or_is_refused_and_the_page_says_which(model, tmp_
     named = re.split(", |; ", re.sub(r" \[\d+\]", "", row.split(" | ")[2].removesuffix(" |")))
     refused = [name for name, one in found.items() if one.refused]
     assert sorted(named) == (["all"] if len(refused) == len(found) else sorted(refused) or [""]), row
-
-
-def test_the_page_names_refusals_in_words_and_what_differs():
-    outcomes = {
-        ("llama", "none"): matrix.Outcome("llama", "none", asked=15),
-        ("llama", "fp8"): matrix.Outcome("llama", "fp8", asked=15, differing=1),
-        ("gpt2", "fp8"): matrix.Outcome("gpt2", "fp8", refused="Conv1D -> recipe none"),
-        ("phi3", "fp8"): matrix.Outcome("phi3", "fp8", failed="build: no"),
-    }
-    written = page(outcomes)
-    assert "| llama | fp8: 1 |  |\n" in written
-    assert "| gpt2 | none: not run | fp8 [1] |\n" in written
-    assert "| phi3 | none: not run, fp8 FAILS: build: no |  |\n" in written
-    assert "1. Conv1D -> recipe none\n" in written

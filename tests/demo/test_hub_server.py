@@ -19,7 +19,6 @@ huggingface_hub = pytest.importorskip("huggingface_hub")
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from local_hub import serve_local_hub
 from waiting import free_port, until
 
 MODEL = "demo/tiny"
@@ -78,27 +77,6 @@ def test_the_client_downloads_a_whole_snapshot(server: tuple[str, Path, str], tm
     where = {"cache_dir": tmp_path} if into == "cache" else {"local_dir": tmp_path}
     path = Path(huggingface_hub.snapshot_download(MODEL, endpoint=server[0], token=False, **where))
     assert {name: (path / name).read_bytes() for name in FILES} == FILES
-
-
-def test_restricted_repositories_of_the_tests_hub_answer_as_the_hub_does(tmp_path: Path) -> None:
-    errors = huggingface_hub.errors
-    with serve_local_hub(tmp_path) as hub:
-        for name, rule in (("gated", "manual"), ("private", True), ("disabled", True)):
-            hub.publish(f"demo/{name}")
-            hub.restrict(f"demo/{name}", readers=("hf_reader",), **{name: rule})
-        stranger = huggingface_hub.HfApi(endpoint=hub.endpoint, token="hf_stranger")
-        member = huggingface_hub.HfApi(endpoint=hub.endpoint, token="hf_reader")
-        assert stranger.model_info("demo/gated").gated == "manual"
-        gated = huggingface_hub.hf_hub_url("demo/gated", "config.json", endpoint=hub.endpoint)
-        with pytest.raises(errors.GatedRepoError):
-            huggingface_hub.get_hf_file_metadata(gated, token="hf_stranger")
-        with pytest.raises(errors.RepositoryNotFoundError) as caught:
-            stranger.model_info("demo/private")
-        assert not isinstance(caught.value, errors.GatedRepoError)
-        with pytest.raises(errors.DisabledRepoError):
-            member.model_info("demo/disabled")
-        assert huggingface_hub.get_hf_file_metadata(gated, token="hf_reader").size == len(hub.contents["config.json"])
-        assert member.model_info("demo/private").private
 
 
 def test_a_repository_id_cannot_leave_the_root(server: tuple[str, Path, str]) -> None:

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from llm_pipeline.base import detached
-from llm_pipeline.base.errors import StageCrashed, Transient
+from llm_pipeline.base.errors import StageCrashed
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.demo import services
 from llm_pipeline.demo.services import DemoLayout
@@ -68,14 +68,3 @@ def test_what_runs_is_found_among_other_files_and_nothing_else_is_said(layout, t
     assert services.stop_everything(layout) == ["a sleeper"]
     assert [record.message for record in caplog.records if record.name == detached.__name__] == []
     detached.stop(process)
-
-
-def test_a_hub_that_ended_is_told_at_once(tmp_path):
-    record = tmp_path / "hub.json"
-    process = detached.start("hub", [sys.executable, "-c", ""], record, log=tmp_path / "hub.log")
-    while process.alive:
-        time.sleep(0.01)
-    started = time.monotonic()
-    with pytest.raises(Transient, match=r"no answer: .*hub\.log"):
-        services._await_answer("http://127.0.0.1:9", record, tmp_path / "hub.log", seconds=600.0)
-    assert time.monotonic() - started < 300

@@ -50,14 +50,6 @@ def test_outliers_change_weights_but_no_output(trained):
     assert model.model.layers[0].mlp.up_proj.weight.abs().max() > largest
 
 
-def test_an_existing_output_is_refused_before_training_and_a_failed_training_leaves_nothing(tmp_path, monkeypatch):
+def test_an_existing_output_is_refused_before_training(tmp_path):
     with pytest.raises(ConfigError, match="exists"):
         train_demo_model(tmp_path)
-
-    def fail(*_args, **_options):
-        raise OSError(28, "no space left")
-
-    monkeypatch.setattr("transformers.PreTrainedTokenizerFast.save_pretrained", fail)
-    with pytest.raises(OSError, match="no space"):
-        train_demo_model(tmp_path / "model", steps=1)
-    assert not list(tmp_path.iterdir())

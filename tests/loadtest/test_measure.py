@@ -15,6 +15,10 @@ import pytest
 from load_windows import answered, records
 from scripted_server import ScriptedServer, wait_until
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from openai_server import KEY, OpenAiDouble
+
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.loadtest.measure import LoadClient, client_lag_seconds, processes_for, rate_share
@@ -227,6 +231,15 @@ def test_headers_reach_the_server_and_no_command_line(server: ScriptedServer, mo
     assert "Authorization: Bearer s3cret" in server.headers[-1]
 
 
+def test_a_key_that_the_server_repeats_reaches_no_record(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TEST_KEY", "n0t-the-right-one")
+    with OpenAiDouble(key=KEY) as server:
+        endpoint = Endpoint(url=server.url, openai_model="llm", api_key_variable="TEST_KEY")
+        with LoadClient(endpoint, processes=1) as client:
+            details = client.send(traffic(["a"])).records.details
+    assert details == {Fault.REFUSED: "HTTP 401: Incorrect API key provided: ***"}
+
+
 def test_tls_is_checked_against_the_named_certificates(tmp_path: Path):
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
@@ -271,15 +284,3 @@ def test_a_client_without_its_packages_is_bad_input_and_the_extra_is_named(
     with pytest.raises(ConfigError, match="cannot run here") as refused, client:
         pass
     assert "pip install 'llm-pipeline[control]'" in refused.value.hint
-
-
-def test_processes_that_have_started_end_with_the_one_that_has_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The second one finds no interpreter that it can use."""
-    second = tmp_path / "python"
-    second.write_text(f'#!/bin/sh\nmkdir {tmp_path}/first 2>/dev/null || exit 3\nexec {sys.executable} "$@"\n')
-    second.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(second))
-    before = set(psutil.Process().children())
-    with pytest.raises(Transient, match="exit code 3"), LoadClient(Endpoint(url="http://127.0.0.1:1"), processes=2):
-        pass
-    assert set(psutil.Process().children()) <= before
