@@ -19,7 +19,7 @@ def keeps_head(recipe: QuantizationRecipe, head: str = HEAD) -> bool:
         recipe: The recipe.
         head: What the model calls it.
     """
-    return recipe.search is not None or _is_named(HEAD, recipe.exclude) or _is_named(head, recipe.exclude)
+    return recipe.search is not None or is_named(HEAD, recipe.exclude) or is_named(head, recipe.exclude)
 
 
 def with_head_kept(recipe: QuantizationRecipe, model: Any) -> QuantizationRecipe:
@@ -31,10 +31,11 @@ def with_head_kept(recipe: QuantizationRecipe, model: Any) -> QuantizationRecipe
     """
     head = model.get_output_embeddings()
     name = next((name for name, module in model.named_modules() if module is head), HEAD)
-    if name == HEAD or not keeps_head(recipe, name) or _is_named(name, recipe.exclude):
+    if name == HEAD or not keeps_head(recipe, name) or is_named(name, recipe.exclude):
         return recipe
     return recipe.model_copy(update={"exclude": (*recipe.exclude, name)})
 
 
-def _is_named(name: str, patterns: Sequence[str]) -> bool:
+def is_named(name: str, patterns: Sequence[str]) -> bool:
+    """Whether one of the patterns means a module."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)

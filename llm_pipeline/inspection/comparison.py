@@ -58,20 +58,15 @@ class Change(Frozen):
         return f"{self.path}: {before} -> {after}"
 
 
-def changes(before: JsonValue, after: JsonValue, path: str = "") -> list[Change]:
+def changes(before: JsonValue, after: JsonValue, path: str = "") -> Iterator[Change]:
     """The differences of two values, in the order of the first.
 
     Items of a list are compared by their `name` where all have one, by position otherwise.
     """
-    return list(_changes(before, after, path))
-
-
-def _changes(before: JsonValue, after: JsonValue, path: str) -> Iterator[Change]:
     first, second = _by_name(before), _by_name(after)
     if first is None or second is None:
-        if before == after and type(before) is type(after):  # Python takes 1 and True for equal
-            return
-        yield Change(path=path or ".", kind="changed", before=before, after=after)
+        if before != after or type(before) is not type(after):  # Python takes 1 and True for equal
+            yield Change(path=path or ".", kind="changed", before=before, after=after)
         return
     for name in [*first, *(name for name in second if name not in first)]:
         place = f"{path}.{name}" if path else name
@@ -80,7 +75,7 @@ def _changes(before: JsonValue, after: JsonValue, path: str) -> Iterator[Change]
         elif name not in first:
             yield Change(path=place, kind="added", after=second[name])
         else:
-            yield from _changes(first[name], second[name], place)
+            yield from changes(first[name], second[name], place)
 
 
 def _by_name(value: JsonValue) -> Mapping[str, JsonValue] | None:
@@ -200,13 +195,13 @@ def _commit(flow: ReleaseProgress) -> dict[str, JsonValue]:
 def _stage(store: ArtifactStore, title: str, one: StageResult | None, other: StageResult | None) -> Section:
     if one is None or other is None:
         return Section(title=title, note=f"ran in the {'second' if one is None else 'first'} release only")
-    outcome = changes(_outcome(one), _outcome(other))
+    outcome = tuple(changes(_outcome(one), _outcome(other)))
     if one.key == other.key:
-        return Section(title=title, note="the same key, another outcome" if outcome else "", changes=tuple(outcome))
+        return Section(title=title, note="the same key, another outcome" if outcome else "", changes=outcome)
     records = read_stage_record(store, one.key), read_stage_record(store, other.key)
     if records[0] is None or records[1] is None:
         note = "the keys differ; what they hashed is not kept (it acts on the world, or it was removed)"
-        return Section(title=title, note=note, changes=tuple(outcome))
+        return Section(title=title, note=note, changes=outcome)
     hashed = changes(_json(records[0].content), _json(records[1].content))
     return Section(title=title, note="the keys differ", changes=(*hashed, *outcome))
 

@@ -46,11 +46,6 @@ class MatrixGroup(ConfigModel):
         """Parameters in one layer, of all copies."""
         return self.rows * self.columns * self.copies
 
-    @property
-    def active_parameters(self) -> int:
-        """Parameters in one layer that one token is multiplied with."""
-        return self.rows * self.columns * self.active
-
     def module(self, layer: int) -> str:
         """Name of the module in a layer; of experts, the first one's."""
         return self.name.replace("{layer}", str(layer)).replace("{expert}", "0")
@@ -143,8 +138,8 @@ class ModelFacts(ConfigModel):
     @property
     def active_parameters(self) -> int:
         """Parameters that one token passes: of experts, those that are chosen."""
-        idle = sum((group.parameters - group.active_parameters) * len(group.layers) for group in self.matrices)
-        return self.parameters - idle
+        idle = [one.rows * one.columns * (one.copies - one.active) * len(one.layers) for one in self.matrices]
+        return self.parameters - sum(idle)
 
     @property
     def is_mixture(self) -> bool:

@@ -38,18 +38,6 @@ _PLAIN_TYPES = frozenset({"F16", "BF16", "F32"})
 _PACKED = (".weight_packed", ".qweight", ".weight", "_blocks")
 
 
-class Unpacked(NamedTuple):
-    """A tensor as it would be unpacked.
-
-    Attributes:
-        module: Its module: for experts in one tensor, the parameter's own name.
-        shape: Rows and columns (and experts before them) once unpacked; any shape for what is no matrix.
-    """
-
-    module: str
-    shape: tuple[int, ...]
-
-
 class Packing:
     """The packing of one checkpoint, by its config.json.
 
@@ -100,22 +88,25 @@ class Packing:
         """Whether a tensor only belongs to a packed one."""
         return bool(self.method) and name.endswith(_SIDE)
 
-    def unpacked(self, name: str, dtype: str, shape: tuple[int, ...]) -> Unpacked:
-        """What a tensor holds."""
+    def unpacked(self, name: str, dtype: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+        """A tensor as it would be unpacked: its module, and its shape.
+
+        Of experts in one tensor the module is the parameter itself, and its shape has them before rows and columns.
+        """
         module = next((name.removesuffix(end) for end in _PACKED if name.endswith(end)), name)
         if name.endswith("_blocks") and len(shape) == 4:  # noqa: PLR2004 - experts, rows, blocks, bytes of a block
-            return Unpacked(module, (shape[0], shape[1], shape[2] * shape[3] * 2))
+            return module, (shape[0], shape[1], shape[2] * shape[3] * 2)
         if len(shape) != 2 or dtype not in ("I32", "U8", "F4"):  # noqa: PLR2004 - no packed matrix
-            return Unpacked(module, shape)
+            return module, shape
         rows, columns = shape
         if name.endswith(".qweight"):
             held = (rows if self.method == "gptq" else columns) * _INT32_BITS // self.bits  # 32 of 3 bits in 3 integers
-            return Unpacked(module, (columns, held) if self.method == "gptq" else (held, rows))
+            return module, (columns, held) if self.method == "gptq" else (held, rows)
         if dtype == "I32":
-            return Unpacked(module, (rows, columns * _INT32_BITS // self.bits))
+            return module, (rows, columns * _INT32_BITS // self.bits)
         if dtype == "U8" and self.method == "modelopt" and "AWQ" in str(self._config.get("quant_algo")):
-            return Unpacked(module, (2 * rows, columns))
-        return Unpacked(module, (rows, 2 * columns) if dtype == "U8" and self.method else shape)
+            return module, (2 * rows, columns)
+        return module, (rows, 2 * columns) if dtype == "U8" and self.method else shape
 
     def _bits(self) -> int:
         algorithm = str(self._config.get("quant_algo") or "")

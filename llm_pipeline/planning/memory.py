@@ -17,12 +17,11 @@ speculative decoding, and what attention data parallelism copies.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from fnmatch import fnmatchcase
 from functools import cache
 from math import ceil, inf
 
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.catalog.output_head import keeps_head
+from llm_pipeline.catalog.output_head import is_named, keeps_head
 from llm_pipeline.config.quantization import BLOCKWISE, WEIGHT_FORMATS, KvCacheFormat, QuantizationRecipe, WeightFormat
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.config.target import TOKENS_PER_BLOCK, EngineLimits, KvCacheOptions, Parallelism
@@ -65,22 +64,17 @@ def least_effective_bits(facts: ModelFacts, recipe: QuantizationRecipe) -> float
     return (quantized * least + kept * _UNQUANTIZED_BITS) / (quantized + kept)
 
 
-def is_excluded(name: str, exclude: Sequence[str]) -> bool:
-    """Whether one of the patterns keeps a module at the baseline's precision."""
-    return any(fnmatchcase(name, pattern) for pattern in exclude)
-
-
 def quantizes_experts(facts: ModelFacts, recipe: QuantizationRecipe) -> bool:
     """Whether a recipe of ours quantizes experts of a mixture."""
     if recipe.weights in ("none", "ready"):
         return False
-    return any(".experts." in group.name and not is_excluded(name, recipe.exclude) for name, group in facts.linears())
+    return any(".experts." in group.name and not is_named(name, recipe.exclude) for name, group in facts.linears())
 
 
 @cache
 def layer_parameters(facts: ModelFacts, exclude: tuple[str, ...]) -> tuple[int, int]:
     """Parameters of the linear modules inside the layers: those that may be quantized, and those that are kept."""
-    counted = [(is_excluded(name, exclude), group.parameters) for name, group in facts.linears()]
+    counted = [(is_named(name, exclude), group.parameters) for name, group in facts.linears()]
     return sum(size for kept, size in counted if not kept), sum(size for kept, size in counted if kept)
 
 
@@ -105,8 +99,7 @@ class Engine(Frozen):
     Attributes:
         capacity: Memory of one rank, in bytes.
         runtime: What the runtime takes before any weight is loaded, in bytes.
-        unquantized_bytes: Bytes of one unquantized weight once loaded.
-        kv_bytes: Bytes of one element of an unquantized KV cache.
+        element_bytes: Of an unquantized weight once loaded, and of an unquantized KV cache.
         quantizes_kv: Whether the engine stores the KV cache in the format that the recipe asks for.
         kv_cache: How much of the memory the KV cache may take.
         shares_whole_memory: The fraction of `kv_cache` is of the capacity, for weights, runtime and cache together.
@@ -114,8 +107,7 @@ class Engine(Frozen):
 
     capacity: int
     runtime: int
-    unquantized_bytes: int = HALF_PRECISION
-    kv_bytes: int = HALF_PRECISION
+    element_bytes: int = HALF_PRECISION
     quantizes_kv: bool = True
     kv_cache: KvCacheOptions = KvCacheOptions()
     shares_whole_memory: bool = False
@@ -163,9 +155,9 @@ def weight_bytes(facts: ModelFacts, recipe: QuantizationRecipe) -> int:
     return layers + edges + (0 if facts.tied_embeddings else head)
 
 
-def kv_element_bytes(recipe: QuantizationRecipe, unquantized_bytes: int = HALF_PRECISION) -> float:
+def kv_element_bytes(recipe: QuantizationRecipe) -> float:
     """Bytes of one element of the KV cache that a recipe asks for."""
-    return _KV_BYTES.get(recipe.kv_cache, unquantized_bytes)
+    return _KV_BYTES.get(recipe.kv_cache, HALF_PRECISION)
 
 
 def rank_weight_bytes(
@@ -206,11 +198,11 @@ def fit_memory(
 
     The peak of the activations follows a simple model: one MLP of a full step at 16 bit, and the logits at 32 bit.
     """
-    weights = rank_weight_bytes(facts, recipe, parallelism, engine.unquantized_bytes)
+    weights = rank_weight_bytes(facts, recipe, parallelism, engine.element_bytes)
     width = 2 * facts.hidden_size + 3 * facts.intermediate_size // parallelism.tensor
     logits = limits.maximum_sequences * facts.vocabulary_size * 4
     runtime = engine.runtime + limits.maximum_batched_tokens * width * HALF_PRECISION + logits
-    element = kv_element_bytes(recipe, engine.kv_bytes) if engine.quantizes_kv else engine.kv_bytes
+    element = kv_element_bytes(recipe) if engine.quantizes_kv else engine.element_bytes
     request = rank_kv_bytes_per_request(facts, parallelism, element, limits.maximum_tokens_per_request)
     fraction = engine.kv_cache.free_memory_fraction
     if engine.shares_whole_memory:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from llm_pipeline.artifacts.model_rules import DEFAULT_TEMPLATE
 from llm_pipeline.base.errors import ConfigError, Unsupported, refuse
+from llm_pipeline.catalog.output_head import is_named
 from llm_pipeline.catalog.tables import modelopt_algorithms
 from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.policy import CanaryPolicy
@@ -23,7 +24,7 @@ from llm_pipeline.engines.builder import engine_adapter, own_server_of
 from llm_pipeline.loadtest.workload import check_workload, longest_request
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning import host
-from llm_pipeline.planning.memory import HALF_PRECISION, is_excluded, least_effective_bits, quantizes_experts
+from llm_pipeline.planning.memory import HALF_PRECISION, least_effective_bits, quantizes_experts
 from llm_pipeline.quantization.calibration import choose_samples, read_source
 from llm_pipeline.quantization.tensorrt_llm_checkpoint import refuse_unsupported_tensorrt_llm_checkpoint
 from llm_pipeline.release.loading import LoadedRelease
@@ -56,7 +57,7 @@ def _check_blocks(recipe: QuantizationRecipe, facts: ModelFacts) -> None:
     """Refuse INT4 of layers that its blocks do not divide: modelopt calibrates them, and then cannot export them."""
     if BLOCKWISE.isdisjoint(recipe.formats):
         return
-    layers = {name: group.columns for name, group in facts.linears() if not is_excluded(name, recipe.exclude)}
+    layers = {name: group.columns for name, group in facts.linears() if not is_named(name, recipe.exclude)}
     group = recipe.group_size
     if partial := {name: columns for name, columns in layers.items() if columns % group}:
         name = min(partial)

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from math import ceil
 from statistics import median
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from llm_pipeline.base.errors import ConfigError, located
 from llm_pipeline.base.records import Frozen
@@ -43,15 +43,13 @@ from llm_pipeline.planning.speed import (
     engine_of,
     prompt_seconds,
 )
+from llm_pipeline.planning.task_pool import TaskItems
 from llm_pipeline.release.candidate import candidates, target_of
 from llm_pipeline.release.flow import steps_of
+from llm_pipeline.release.loading import LoadedRelease
 from llm_pipeline.release.measured_cost import MeasuredCost, busy_gpus
 from llm_pipeline.release.step import Work
 from llm_pipeline.release.tasks import canary_subject, well_gone_steps
-
-if TYPE_CHECKING:
-    from llm_pipeline.planning.task_pool import TaskItems
-    from llm_pipeline.release.loading import LoadedRelease
 
 
 class PlannedStage(Frozen):

@@ -63,7 +63,8 @@ def judge_memory(
     """
     if split := _cannot_split(facts, target.parallelism):
         return None, split
-    limits = _limits(target, facts)
+    tokens = min(target.limits.maximum_tokens_per_request, facts.context_length)  # no longer than the model's context
+    limits = target.limits.model_copy(update={"maximum_tokens_per_request": tokens})
     fit = fit_memory(facts, recipe, engine_memory(target), limits, target.parallelism)
     if fit.fits:
         return fit, None
@@ -78,13 +79,7 @@ def engine_memory(target: Target) -> Engine:
     engine, on_cpu = engine_adapter(target.engine), target.accelerator == "cpu"
     if on_cpu and not engine.shares_whole_memory:
         # The engine computes in float32 and keeps its KV cache so, for results that repeat exactly.
-        return Engine(
-            capacity=total_memory_bytes(),
-            runtime=_CPU_RUNTIME_BYTES,
-            unquantized_bytes=4,
-            kv_bytes=4,
-            quantizes_kv=False,
-        )
+        return Engine(capacity=total_memory_bytes(), runtime=_CPU_RUNTIME_BYTES, element_bytes=4, quantizes_kv=False)
     return Engine(
         capacity=total_memory_bytes() if on_cpu else find_gpu(target.accelerator).usable_bytes,
         runtime=engine.runtime_bytes,
@@ -110,12 +105,6 @@ def _cannot_split(facts: ModelFacts, parallelism: Parallelism) -> Refused | None
         reason = f"{facts.experts} experts cannot be spread over expert parallelism {expert}"
         return Refused(reason=reason, nearest=f"parallelism.expert: {nearest}")
     return None
-
-
-def _limits(target: Target, facts: ModelFacts) -> EngineLimits:
-    """The target's limits, with requests no longer than the model's own context."""
-    tokens = min(target.limits.maximum_tokens_per_request, facts.context_length)
-    return target.limits.model_copy(update={"maximum_tokens_per_request": tokens})
 
 
 def _shortage(fit: MemoryFit, target: Target, limits: EngineLimits) -> str:

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatch
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 from llm_pipeline.accuracy.gate import TYPICAL_FLIPS, items_needed
 from llm_pipeline.accuracy.task_files import TaskDirectory, read_task_directory
@@ -27,6 +26,9 @@ from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.loadtest.duration import SampleSize
 from llm_pipeline.planning.compatibility import Refused
+
+_KNOWN = partial(read_table, "known_tasks")
+"""What is known of lm-eval's own tasks: sizes, modules they need, whether they run what the model writes."""
 
 
 class TaskItems(Frozen):
@@ -89,12 +91,7 @@ def _local(defined: TaskDirectory, name: str) -> TaskItems | None:
 @cache
 def known_tasks() -> dict[str, TaskItems]:
     """Well-known tasks of lm-eval's own, by name."""
-    return {row["name"]: TaskItems.model_validate(row) for row in known_facts()["tasks"]}
-
-
-def known_facts() -> dict[str, Any]:
-    """What is known of lm-eval's own tasks: sizes, modules they need, whether they run what the model writes."""
-    return read_table("known_tasks")
+    return {row["name"]: TaskItems.model_validate(row) for row in _KNOWN()["tasks"]}
 
 
 def judge_task_placement(
@@ -131,7 +128,7 @@ def check_tasks(evaluation: Evaluation, configs_root: Path) -> tuple[str, ...]:
     """
     defined = _task_directory(evaluation, configs_root)
     tasks, others = defined.behind(evaluation.tasks) if defined else (set(), set(evaluation.tasks))
-    generated = {name for name in others if any(fnmatch(name, one) for one in known_facts()["generated_code"])}
+    generated = {name for name in others if any(fnmatch(name, one) for one in _KNOWN()["generated_code"])}
     if defined is not None:
         known = {*tasks, *defined.groups, *defined.tags}
         if not others and (strange := sorted(evaluation.task_options.keys() - known)):
@@ -151,7 +148,7 @@ def check_tasks(evaluation: Evaluation, configs_root: Path) -> tuple[str, ...]:
 
 def task_modules(evaluation: Evaluation) -> dict[str, tuple[str, ...]]:
     """Modules that lm-eval's own tasks import beside its requirements, by task; tasks without any are left out."""
-    patterns: Mapping[str, list[str]] = known_facts()["modules"]
+    patterns: Mapping[str, list[str]] = _KNOWN()["modules"]
     found = {
         name: {module for pattern, own in patterns.items() if fnmatch(name, pattern) for module in own}
         for name in evaluation.tasks
@@ -169,7 +166,7 @@ POWER = 0.8
 """Below this chance that a lossless model passes, the plan warns."""
 
 
-def gate_warnings(gate: str, tasks: Sequence[TaskItems], policy: AccuracyPolicy) -> tuple[str, ...]:
+def gate_warnings(gate: str, tasks: Sequence[TaskItems], policy: AccuracyPolicy) -> Iterator[str]:
     """What keeps an accuracy gate from deciding, before anything is spent on it.
 
     Args:
@@ -179,10 +176,9 @@ def gate_warnings(gate: str, tasks: Sequence[TaskItems], policy: AccuracyPolicy)
     """
     known = {task.name: task.items for task in tasks if task.items is not None}
     if unknown := [task.name for task in tasks if task.name not in known]:
-        return (
-            f"{gate}: how many items {', '.join(unknown)} have is not known here: whether they suffice is not judged",
-        )
-    return tuple(f"{gate}: {line}" for line in _too_few(known, policy))
+        yield f"{gate}: how many items {', '.join(unknown)} have is not known here: whether they suffice is not judged"
+    else:
+        yield from (f"{gate}: {line}" for line in _too_few(known, policy))
 
 
 def _too_few(known: Mapping[str, int], policy: AccuracyPolicy) -> Iterator[str]:
@@ -202,26 +198,22 @@ def _too_few(known: Mapping[str, int], policy: AccuracyPolicy) -> Iterator[str]:
             )
 
 
-def load_test_warnings(size: SampleSize) -> tuple[str, ...]:
+def load_test_warnings(size: SampleSize) -> Iterator[str]:
     """What may keep the load gate from deciding; what must is refused (`loadtest/duration.py`)."""
-    if size.requests >= size.needed_with_misses:
-        return ()
-    warning = (
-        f"load_test: its {size.windows} windows have {size.requests} requests; {size.needed} are needed when none "
-        f"misses, {size.needed_with_misses} when half of the tolerated share does, and more where windows differ"
-    )
-    return (warning,)
+    if size.requests < size.needed_with_misses:
+        yield (
+            f"load_test: its {size.windows} windows have {size.requests} requests; {size.needed} are needed when none "
+            f"misses, {size.needed_with_misses} when half of the tolerated share does, and more where windows differ"
+        )
 
 
-def canary_warnings(policy: CanaryPolicy, rate_per_second: float) -> tuple[str, ...]:
+def canary_warnings(policy: CanaryPolicy, rate_per_second: float) -> Iterator[str]:
     """What keeps a step from deciding at the workload's rate."""
     needed = {percent: policy.minimum_requests / (rate_per_second * percent / 100) for percent in policy.steps_percent}
     late = {percent: seconds for percent, seconds in needed.items() if seconds > policy.maximum_bake_seconds}
-    if not late:
-        return ()
-    found = ", ".join(f"{duration(seconds)} at {percent:g} %" for percent, seconds in late.items())
-    warning = (
-        f"canary: minimum_requests {policy.minimum_requests} take {found}: beyond maximum_bake_seconds "
-        f"{policy.maximum_bake_seconds:g} a step ends undecided"
-    )
-    return (warning,)
+    if late:
+        found = ", ".join(f"{duration(seconds)} at {percent:g} %" for percent, seconds in late.items())
+        yield (
+            f"canary: minimum_requests {policy.minimum_requests} take {found}: beyond maximum_bake_seconds "
+            f"{policy.maximum_bake_seconds:g} a step ends undecided"
+        )

@@ -10,7 +10,6 @@ export as it is judges the answers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 import torch
@@ -19,6 +18,7 @@ from llm_pipeline.artifacts.checkpoint_files import QUANTIZATION_FILE, read_json
 from llm_pipeline.artifacts.model_rules import TOKENIZER
 from llm_pipeline.artifacts.quantized_checkpoint import Checkpoint
 from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.catalog.output_head import is_named
 from llm_pipeline.config.quantization import WEIGHT_FORMATS, QuantizationRecipe
 from llm_pipeline.quantization.device_memory import placement_here, release_cached
 from llm_pipeline.quantization.readback import load_model, probe
@@ -111,5 +111,5 @@ def _check_formats(checkpoint: Checkpoint, recipe: QuantizationRecipe, export: P
     if metadata.kv_cache != wanted:
         raise IntegrityError(f"the KV cache is {metadata.kv_cache}, the recipe says {wanted}", where=where)
     for name in checkpoint.layers:
-        if any(fnmatchcase(name, pattern) for pattern in (*recipe.exclude, *metadata.excluded)):
+        if is_named(name, (*recipe.exclude, *metadata.excluded)):
             raise IntegrityError(f"{name} is quantized, and excluded", where=where)

@@ -13,6 +13,7 @@ from llm_pipeline.config.quantization import (
     WEIGHT_FORMATS,
     KvCacheFormat,
     QuantizationRecipe,
+    Search,
     WeightFormat,
 )
 
@@ -47,17 +48,12 @@ def modelopt_config(recipe: QuantizationRecipe) -> dict[str, Any]:
     return _complete(config, recipe)
 
 
-def search_formats(recipe: QuantizationRecipe) -> list[dict[str, Any]]:
+def search_formats(search: Search) -> list[dict[str, Any]]:
     """The configurations that AutoQuantize may give to a layer, without the KV cache, which is not searched.
 
     AutoQuantize looks at one layer at a time and passes over exclusions by name: `disabled_layers` has them.
-
-    Raises:
-        ValueError: The recipe is no search.
     """
-    if recipe.search is None:
-        raise ValueError("the recipe is not a search")
-    return [_of_format(name) for name in recipe.search.formats]
+    return [_of_format(name) for name in search.formats]
 
 
 def disabled_layers(recipe: QuantizationRecipe) -> list[str]:

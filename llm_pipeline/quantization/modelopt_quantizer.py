@@ -160,7 +160,7 @@ class Quantizer:
             _, state = mtq.auto_quantize(
                 model,
                 constraints={"effective_bits": wanted},
-                quantization_formats=search_formats(self._recipe),
+                quantization_formats=search_formats(search),
                 data_loader=batches,
                 forward_step=forward_step,
                 loss_func=lambda output, _batch: output.loss,

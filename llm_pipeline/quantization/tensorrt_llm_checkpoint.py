@@ -36,16 +36,14 @@ def refuse_unsupported_tensorrt_llm_checkpoint(recipe: QuantizationRecipe) -> No
     Raises:
         Unsupported: It is such a format, or such a KV cache.
     """
-    if not recipe.tensorrt_llm_checkpoint:
-        return
-    where = f"recipe {recipe.name}"
-    if recipe.weights not in _facts()["algorithms"]:
-        known = ", ".join(_facts()["algorithms"])
-        message = f"a TensorRT-LLM checkpoint cannot be exported with weights: {recipe.weights} (only {known})"
-        raise Unsupported(message, where=where, hint=_HINT)
-    if recipe.kv_cache not in ("none", *_facts()["kv_caches"]):
-        message = f"a TensorRT-LLM checkpoint cannot be exported with kv_cache: {recipe.kv_cache}"
-        raise Unsupported(message, where=where, hint=_HINT)
+    facts, asked = _facts(), ""
+    if recipe.weights not in facts["algorithms"]:
+        asked = f"weights: {recipe.weights} (only {', '.join(facts['algorithms'])})"
+    elif recipe.kv_cache not in ("none", *facts["kv_caches"]):
+        asked = f"kv_cache: {recipe.kv_cache}"
+    if recipe.tensorrt_llm_checkpoint and asked:
+        message = f"a TensorRT-LLM checkpoint cannot be exported with {asked}"
+        raise Unsupported(message, where=f"recipe {recipe.name}", hint=_HINT)
 
 
 def export_tensorrt_llm(model: Any, dtype: torch.dtype, directory: Path, ranks: CheckpointRanks) -> None:

@@ -113,7 +113,7 @@ def test_excluding_attention_keeps_the_format_of_the_cache():
 def test_a_search_has_its_formats_and_keeps_exclusions_and_the_cache_apart():
     search = {"formats": ["int4_blockwise", "fp8"], "effective_bits": [6.0]}
     recipe = asked("auto", search=search, kv_cache="fp8", exclude=("*lm_head*", "model.layers.0.mlp"))
-    assert [quantizers(config) for config in search_formats(recipe)] == [
+    assert [quantizers(config) for config in search_formats(recipe.search)] == [
         quantizers(modelopt_config(asked(name))) for name in ("int4_blockwise", "fp8")
     ]
     assert disabled_layers(recipe)[:3] == ["*lm_head*", "model.layers.0.mlp", "model.layers.0.mlp.*"]
