@@ -14,6 +14,7 @@ import gc
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -100,6 +101,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Leave what imports and collection made alone from now on."""
     gc.freeze()
+
+
+@pytest.fixture
+def configs(tmp_path):
+    """A private copy of the committed configs."""
+    return Path(shutil.copytree(_CONFIGS, tmp_path / "configs")).resolve()
 
 
 @pytest.fixture

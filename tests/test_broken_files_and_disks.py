@@ -6,7 +6,6 @@ import builtins
 import errno
 import io
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -32,9 +31,9 @@ DEEP = "[" * 100_000 + "]" * 100_000
 
 
 @pytest.fixture
-def configs(tmp_path: Path) -> Path:
+def configs(configs: Path, tmp_path: Path) -> Path:
     (tmp_path / ".envs").symlink_to(ROOT / ".envs")  # a plan looks for interpreters
-    return Path(shutil.copytree(ROOT / "configs", tmp_path / "configs"))
+    return configs
 
 
 @pytest.mark.parametrize("line", [DEEP, f'{{"prompt": {DEEP}}}', f'{{"output_tokens": {"9" * 5000}}}'])

@@ -24,11 +24,6 @@ def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
-@pytest.fixture
-def configs(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(ROOT / "configs", tmp_path / "configs"))
-
-
 def test_plan_prints_a_table_and_ends_with_0():
     done = run_cli("plan", str(REAL))
     assert done.returncode == 0, done.stderr

@@ -60,12 +60,9 @@ def test_every_field_has_bounds(model: str):
     ("name", "change", "told"),
     [
         ("releases/demo", ("timeout_hours: 1", "timeout_hours: 1e300"), "approval.timeout_hours: must be 0.0001 to 8"),
-        ("policies/demo", ("attainment: 0.95", "attainment: 1e-300"), "load_test.attainment: must be 0.01 to 0.9999"),
-        ("policies/demo", ("error_ratio: 1.5", "error_ratio: 1.0e+300"), "canary.error_ratio: must be 1 to 1,000"),
         ("policies/demo", ("alpha: 0.05", "alpha: 'nan'"), "canary.alpha: must be 1e-09 to less than 0.5"),
         ("policies/demo", ("look_seconds: 1", "look_seconds: inf"), "canary.look_seconds: must be 0.001 to 2,5"),
         ("deployments/local", ("http: 18400", "http: 184000"), "places.cpu.staging.http: must be 1,024 to 65,535"),
-        ("targets/cpu", ("sequences: 32", "sequences: 99999"), "limits.maximum_sequences: must be 1 to 65,536"),
         ("releases/demo", ("description: ", f"description: {'x' * 3000}"), "description: String should have at most"),
     ],
 )  # fmt: skip

@@ -27,14 +27,6 @@ def test_what_cannot_be_asked_is_refused_before_anything_runs(stated: dict[str, 
         Evaluation.model_validate({"tasks": ["gsm8k"], "served_tasks": ["gsm8k"], **stated})
 
 
-def test_answers_may_be_drawn_and_judged_by_their_mean() -> None:
-    generation = {"do_sample": True, "temperature": 0.6}
-    asked = Evaluation(
-        tasks=("gsm8k",), served_tasks=("gsm8k",), generation=generation, repeats=4, think_end="</think>"
-    )
-    assert asked.samples
-
-
 LIMITS = {  # milliseconds to the first token, and for each token after it
     "llama-2-70b-server": (2000, 200),
     "llama-2-70b-interactive": (450, 40),

@@ -134,11 +134,6 @@ def test_the_kind_of_a_router_decides_and_survives_being_written_down(given, kin
     assert ROUTER.validate_python(place.model_dump(mode="json")) == place
 
 
-def test_only_an_envoy_of_ours_takes_ports_of_this_host():
-    assert ROUTER.validate_python(ENVOY).ports_here() == (18000, 18001)
-    assert ROUTER.validate_python(GATEWAY).ports_here() == ()
-
-
 @pytest.mark.parametrize(
     ("given", "problem"),
     [

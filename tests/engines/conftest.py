@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "quantization")]
 
 
 @pytest.fixture(scope="session")
@@ -19,16 +20,16 @@ def checkpoint(tmp_path_factory):
 @pytest.fixture(scope="session")
 def exported(checkpoint, tmp_path_factory):
     """Quantized checkpoints by recipe, each made when it is first asked for."""
-    import tiny_llama
+    import exports
 
-    made = {}
-
-    def make(recipe):
-        if recipe not in made:
-            made[recipe] = tiny_llama.export_quantized(
-                checkpoint, recipe, tmp_path_factory.mktemp(recipe) / "checkpoint"
-            )
-        return made[recipe]
+    @cache
+    def make(name):
+        directory = tmp_path_factory.mktemp(name) / "checkpoint"
+        if name == "mixed":
+            return exports.export_mixed(checkpoint, directory)
+        fields = {"fp8_kv_fp8": {"kv_cache": "fp8"}, "int4_awq_32": {"group_size": 32}}.get(name, {})
+        weights = name.removesuffix("_kv_fp8").removesuffix("_32")
+        return exports.export(checkpoint, exports.recipe(weights, **fields), directory)
 
     return make
 
@@ -49,15 +50,11 @@ def built(checkpoint, exported, target, tmp_path_factory):
     """Engines by recipe (None for the plain checkpoint) and weight format, each built once: directory and facts."""
     from llm_pipeline.engines.builder import BuildInputs, engine_builder
 
-    made = {}
-
+    @cache
     def make(recipe, weight_format="native"):
-        if (recipe, weight_format) not in made:
-            source = exported(recipe) if recipe else checkpoint
-            engine = tmp_path_factory.mktemp("built") / "engine"
-            inputs = BuildInputs(source, target(weight_format), dtype="float16")
-            facts = engine_builder("openvino_cpu").build(inputs, engine)
-            made[recipe, weight_format] = (engine, facts)
-        return made[recipe, weight_format]
+        source = exported(recipe) if recipe else checkpoint
+        engine = tmp_path_factory.mktemp("built") / "engine"
+        inputs = BuildInputs(source, target(weight_format), dtype="float16")
+        return engine, engine_builder("openvino_cpu").build(inputs, engine)
 
     return make

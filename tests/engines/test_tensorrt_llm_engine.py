@@ -24,7 +24,6 @@ DOUBLES = Path(__file__).parents[1] / "doubles"
 IMAGE = "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"
 H100 = {"name": "NVIDIA H100 80GB HBM3", "compute_cap": "9.0", "memory.total": 81559, "driver_version": "590.44.01"}
 H200 = {**H100, "name": "NVIDIA H200", "memory.total": 143771}
-L40S = {**H100, "name": "NVIDIA L40S", "compute_cap": "8.9", "memory.total": 46068}
 
 
 @pytest.fixture(autouse=True)
@@ -127,21 +126,14 @@ def test_one_gpu_builds_all_ranks_in_turn(inputs, gpu_host, tmp_path):
     [
         ("gpu_memory", "out of GPU memory while compiling", "maximum_batched_tokens"),
         ("killed", "killed by the kernel", "host memory"),
+        ("hang", "time limit", "time_limit_minutes"),
     ],
 )
 def test_a_failing_tool_is_explained_and_leaves_nothing(inputs, tmp_path, fails, *, how, says, advice):
     fails(how)
     with pytest.raises(BuildFailed, match=says) as caught:
-        build(inputs(2), tmp_path)
+        build(inputs(2, build={"time_limit_minutes": 0.02}), tmp_path)
     assert advice in caught.value.hint
-    assert left_behind(tmp_path) == []
-
-
-def test_a_hanging_tool_is_stopped_at_its_time_limit(inputs, tmp_path, fails):
-    fails("hang")
-    with pytest.raises(BuildFailed, match="time limit") as caught:
-        build(inputs(build={"time_limit_minutes": 0.01}), tmp_path)
-    assert "time_limit_minutes" in caught.value.hint
     assert left_behind(tmp_path) == []
 
 
@@ -177,7 +169,6 @@ def test_an_engine_of_another_version_is_never_one(inputs, tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("gpus", "changes", "says"),
     [
-        ((L40S,), {}, r"NVIDIA L40S \(sm89\), H100-SXM5-80GB is sm90"),
         ((H100, H200), {}, "GPUs are of several models"),
         ((H100,), {"ranks": 2, "build": {"flags": {"workers": 2}}}, "2 GPUs are needed, 1 are visible"),
     ],
@@ -229,11 +220,10 @@ def test_a_recipe_without_a_tensorrt_llm_checkpoint_is_told_what_to_set(inputs, 
     assert "tensorrt_llm_checkpoint: true" in caught.value.hint
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
-def test_a_checkpoint_without_a_tokenizer_is_refused_before_the_build(inputs, tmp_path, name):
+def test_a_checkpoint_without_a_tokenizer_is_refused_before_the_build(inputs, tmp_path):
     given = inputs()
-    (given.checkpoint / name).unlink()
-    with pytest.raises(IntegrityError, match=f"has no {name}"):
+    (given.checkpoint / "tokenizer_config.json").unlink()
+    with pytest.raises(IntegrityError, match=r"has no tokenizer_config\.json"):
         build(given, tmp_path)
 
 

@@ -39,7 +39,6 @@ def gpu_host(monkeypatch, tmp_path):
     monkeypatch.setenv("TRTLLM_DOUBLE_COMPLETIONS", str(completions))
     for name in ("CUDA_VISIBLE_DEVICES", "LLM_PIPELINE_CONTAINER", "TRTLLM_DOUBLE_FAILURE"):
         monkeypatch.delenv(name, raising=False)
-    # the weights here are no files that torch reads: tests/engines/test_engine_inputs.py has real ones
 
 
 @pytest.fixture
@@ -139,33 +138,18 @@ def test_another_version_of_tensorrt_llm_is_refused_before_loading(checkpoint, m
     assert "it was loaded" not in str(failed.value)
 
 
-@pytest.mark.parametrize(
-    ("gpus", "problem"),
-    [
-        ([{**H100, "name": "NVIDIA L40S", "compute_cap": "8.9"}], r"GPU 0 is NVIDIA L40S \(sm89\)"),
-        ([{**H100, "name": "NVIDIA H100 PCIe", "memory.total": 40000}], "39 GiB"),
-    ],
-)
-def test_another_gpu_is_refused_before_anything_is_loaded(checkpoint, monkeypatch, gpus, problem):
-    monkeypatch.setenv("TRTLLM_DOUBLE_GPUS", json.dumps(gpus))
+def test_another_gpu_is_refused_before_anything_is_loaded(checkpoint, monkeypatch):
+    monkeypatch.setenv("TRTLLM_DOUBLE_GPUS", json.dumps([{**H100, "name": "NVIDIA L40S", "compute_cap": "8.9"}]))
     monkeypatch.setenv("TRTLLM_DOUBLE_FAILURE", "it was loaded")
-    with pytest.raises(Unsupported, match=problem):
+    with pytest.raises(Unsupported, match=r"GPU 0 is NVIDIA L40S \(sm89\)"):
         build(checkpoint)
-
-
-def test_too_few_gpus_are_refused(checkpoint):
-    two = target(accelerator_count=2, parallelism={"tensor": 2})
-    with pytest.raises(Unsupported, match="2 GPUs are needed, 1 are visible"):
-        build(checkpoint, two)
 
 
 @pytest.mark.parametrize(
     ("failure", "meaning"),
     [
         ("CUDA out of memory. Tried to allocate 2.00 GiB", "out of GPU memory.*limits.maximum_sequences"),
-        ("killed", "killed by the kernel.*host memory"),
         ("1 validation error for TorchLlmArgs", "refuses the LLM args, although they fit the recorded schema"),
-        ("something new", "exit code 5"),
     ],
 )
 def test_a_failed_load_is_classified_and_leaves_no_engine(checkpoint, monkeypatch, failure, meaning):

@@ -10,8 +10,6 @@ from llm_pipeline.adapters.tensorrt_llm.trtllm_build import command_problems, re
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.target import Target
 
-DOUBLES = Path(__file__).parents[1] / "doubles"
-
 
 def target(tensor=1, pipeline=1, **changes):
     fields = {
@@ -28,9 +26,6 @@ def target(tensor=1, pipeline=1, **changes):
 
 def command(of):
     return " ".join(render_build_command(of, Path("/in"), Path("/scratch/engine")))
-
-
-# The command line
 
 
 def test_the_command_of_a_plain_target():
@@ -72,12 +67,6 @@ def test_a_step_takes_no_more_tokens_than_all_sequences_have():
     assert "--max_num_tokens 2048 " in command(target(limits=limits))
 
 
-def test_ranks_are_no_flags_and_one_worker_builds_them_all_on_one_host():
-    sixteen = command(target(8, 2))
-    assert sixteen == command(target())
-    assert "--workers 1" in sixteen
-
-
 def test_one_error_names_all_problems():
     flags = {"--tp_size": 2, "max_batch_size": 3}
     with pytest.raises(ConfigError, match=r"without dashes.*--max_batch_size is set by the target"):
@@ -89,10 +78,7 @@ def test_one_error_names_all_problems():
     [
         ({"build": {"flags": {"--fast_build": True}}}, "'--fast_build' is no name of a flag"),
         ({"build": {"flags": {"moe_plugin": "--tp"}}}, "--moe_plugin takes a word"),
-        ({"build": {"flags": {"opt_num_tokens": -1}}}, "--opt_num_tokens takes a word or a number, not -1"),
-        ({"build": {"flags": {"kv_cache_type": "continuous"}}}, "--kv_cache_type is set by the target"),
         ({"build": {"flags": {"model_cls_file": "/x.py"}}}, "--model_cls_file is set by the target"),
-        ({"build": {"flags": {"strip_plan": True}}}, "--strip_plan is set by the target"),
         (
             {"runtime": {"chunked_context": False}, "limits": {"maximum_batched_tokens": 1024}},
             "prompts of more than 1024 tokens",

@@ -1,43 +1,21 @@
-"""A small random llama, its quantized exports and their read-back models, for tests that need real parts.
+"""A small random llama and what it answers, for tests that need real parts; `quantization/exports.py` quantizes it.
 
 As a script (`python tiny_llama.py DIRECTORY`, in the model environment) it makes a checkpoint and its engine there.
 """
 
 from __future__ import annotations
 
-import copy
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from llm_pipeline.quantization.readback import load_model
 
 WORDS = ("the", "cat", "sees", "a", "red", "moon", "over", "two", "old", "trees", "while", "seven", "dogs", "sing")
-RECIPES = {
-    "fp8": "FP8_DEFAULT_CFG",
-    "fp8_kv_fp8": "FP8_DEFAULT_CFG",
-    "int8_smoothquant": "INT8_SMOOTHQUANT_CFG",
-    "int4_awq": "INT4_AWQ_CFG",
-    "int4_blockwise": "INT4_BLOCKWISE_WEIGHT_ONLY_CFG",
-    "w4a8_awq": "W4A8_AWQ_BETA_CFG",
-    "int4_awq in groups of 32": "INT4_AWQ_CFG",
-}
-REFUSED = {"nvfp4": "NVFP4_DEFAULT_CFG"}
-MIXED = {
-    "layers.0.self_attn.[qkv]_proj": "FP8_DEFAULT_CFG",
-    "layers.0.self_attn.o_proj": "FP8_PER_CHANNEL_PER_TOKEN_CFG",
-    "layers.0.mlp": "FP8_2D_BLOCKWISE_WEIGHT_ONLY_CFG",
-    "layers.1.self_attn.[qkv]_proj": "INT8_DEFAULT_CFG",
-    "layers.1.self_attn.o_proj": "INT8_WEIGHT_ONLY_CFG",
-    "layers.1.mlp.[gu]*_proj": "INT4_BLOCKWISE_WEIGHT_ONLY_CFG",
-    "layers.1.mlp.down_proj": "W4A8_AWQ_BETA_CFG",
-}
-"""A format for each layer; layers that read the same input have the same one, as a search leaves them."""
 CONTEXT = 128
 
 
@@ -70,52 +48,6 @@ def make_checkpoint(directory: Path) -> Path:
     LlamaForCausalLM(config).half().save_pretrained(directory)
     fast.save_pretrained(directory)
     return directory
-
-
-def export_quantized(checkpoint: Path, recipe: str, directory: Path) -> Path:
-    """The checkpoint as modelopt quantizes and exports it."""
-    import modelopt.torch.quantization as mtq
-    from modelopt.torch.export import export_hf_checkpoint
-
-    from llm_pipeline.config.quantization import QuantizationRecipe
-    from llm_pipeline.quantization.modelopt_configs import modelopt_config
-
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(checkpoint)
-    model = LlamaForCausalLM.from_pretrained(checkpoint, dtype=torch.float16).eval()
-    texts = [tokenizer(text, return_tensors="pt").input_ids for text in prompts(8)]
-
-    def calibrate(calibrated: nn.Module) -> None:
-        with torch.no_grad():
-            for ids in texts:
-                calibrated(input_ids=ids)
-
-    settings = mixed_config() if recipe == "mixed" else copy.deepcopy(getattr(mtq, (RECIPES | REFUSED)[recipe]))
-    if "groups of 32" in recipe:
-        given = {"sources": ["calibration/demo.jsonl"], "samples": 8, "maximum_tokens": 16}
-        settings = modelopt_config(
-            QuantizationRecipe(name="g32", weights="int4_awq", group_size=32, exclude=[], calibration=given)
-        )
-    if "kv" in recipe:
-        settings["quant_cfg"] += mtq.FP8_KV_CFG["quant_cfg"]
-    model = mtq.quantize(model, settings, calibrate)
-    with torch.inference_mode():
-        export_hf_checkpoint(model, dtype=torch.float16, export_dir=directory)
-    tokenizer.save_pretrained(directory)
-    return directory
-
-
-def mixed_config() -> dict[str, Any]:
-    """modelopt's configuration of `MIXED`."""
-    import modelopt.torch.quantization as mtq
-
-    entries: list[dict[str, Any]] = [{"quantizer_name": "*", "enable": False}]
-    for layers, name in MIXED.items():
-        entries += [
-            {**entry, "quantizer_name": f"*{layers}*{entry['quantizer_name'].lstrip('*')}"}
-            for entry in getattr(mtq, name)["quant_cfg"]
-            if entry.get("quantizer_name") in ("*weight_quantizer", "*input_quantizer") and "parent_class" not in entry
-        ]
-    return {"quant_cfg": entries, "algorithm": "max"}
 
 
 def read_back(checkpoint: Path) -> Any:

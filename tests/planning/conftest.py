@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-
-CONFIGS = Path(__file__).parents[2] / "configs"
 
 NOBODY = "127.0.0.1:9"
 """Where no hub answers, whatever runs on this host."""
@@ -30,11 +27,10 @@ def _no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def configs(tmp_path: Path) -> Path:
-    """A private copy of the committed configs, with interpreters, and without the hub of a demo that runs."""
-    copy = Path(shutil.copytree(CONFIGS, tmp_path / "configs")).resolve()
-    path = copy / "deployments" / "local.yaml"
+def configs(configs: Path) -> Path:
+    """They have interpreters, and not the hub of a demo that runs."""
+    path = configs / "deployments" / "local.yaml"
     text = path.read_text().replace("../../.envs/control/bin/python", sys.executable)
     text = text.replace("../../.envs/model/bin/python", sys.executable)
     path.write_text(text.replace("127.0.0.1:18180", NOBODY))
-    return copy
+    return configs

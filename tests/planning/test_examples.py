@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from llm_pipeline.adapters.tensorrt_llm.trtllm_build import render_build_command
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.catalog.tables import find_container
 from llm_pipeline.config.target import Target
@@ -78,14 +77,6 @@ def test_an_examples_targets_name_a_known_container_and_an_environment_of_the_de
         assert target.environment in loaded.deployment.environments
 
 
-def test_the_examples_environments_are_a_host_a_container_and_a_pod():
-    loaded = load_release(RELEASES / "llama-3.3-70b-instruct.yaml")
-    named = {
-        target.environment for name in TARGETS for target in load_release(RELEASES / f"{name}.yaml").release.targets
-    }
-    assert {loaded.deployment.environments[name].runner for name in named} == {"process", "docker", "kubernetes"}
-
-
 def test_an_example_in_a_pod_has_a_gpu_for_every_rank():
     loaded = load_release(RELEASES / "llama-3.3-70b-instruct.yaml")
     environments = loaded.deployment.environments
@@ -114,10 +105,3 @@ def test_the_llm_args_and_the_pods_of_an_example_are_what_its_target_says(target
     server, openai = workload["spec"]["template"]["spec"]["containers"]
     assert (server["name"], openai["name"]) == ("server", "openai")
     assert server["resources"]["limits"]["nvidia.com/gpu"] == str(target.accelerator_count)
-
-
-def test_the_engine_example_has_a_build_command():
-    (target,) = targets_with("tensorrt_llm_engine")
-    command = render_build_command(target, Path("checkpoint"), Path("engine"))
-    assert command[:3] == ["trtllm-build", "--checkpoint_dir", "checkpoint"]
-    assert command[command.index("--max_batch_size") + 1] == str(target.limits.maximum_sequences)

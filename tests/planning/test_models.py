@@ -177,9 +177,7 @@ PLAIN = recipe("none")
 
 
 def test_a_latent_is_held_whole_by_every_rank():
-    deepseek, llama = facts_of("DeepSeek-V3"), facts_of("Llama-3.1-70B")
-    assert rank_kv_bytes_per_token(deepseek, Parallelism(tensor=8), 2) == 70_272
-    assert rank_kv_bytes_per_token(llama, Parallelism(tensor=8), 2) == 327_680 // 8
+    assert rank_kv_bytes_per_token(facts_of("DeepSeek-V3"), Parallelism(tensor=8), 2) == 70_272
 
 
 def test_the_fullest_stage_of_a_pipeline_is_one_without_the_dense_layers():
@@ -196,13 +194,6 @@ def test_experts_that_cannot_be_spread_are_refused():
     assert refused.nearest == "parallelism.expert: 2"
 
 
-NEMOTRON: dict[str, Any] = {
-    "model_type": "nemotron_h", "num_hidden_layers": 6, "hybrid_override_pattern": "M-M*M-", "hidden_size": 8192,
-    "num_attention_heads": 64, "num_key_value_heads": 8, "attention_head_dim": 128, "mamba_num_heads": 256,
-    "mamba_head_dim": 64, "ssm_state_size": 256, "n_groups": 8, "conv_kernel": 4,
-}  # fmt: skip
-"""The numbers of nvidia/Nemotron-H-56B-Base-8K, of six layers."""
-
 QWEN_NEXT: dict[str, Any] = {
     "model_type": "qwen3_next", "num_hidden_layers": 8, "full_attention_interval": 4, "hidden_size": 2048,
     "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "linear_num_key_heads": 16,
@@ -210,15 +201,6 @@ QWEN_NEXT: dict[str, Any] = {
     "linear_conv_kernel_dim": 4,
 }  # fmt: skip
 """The numbers of Qwen/Qwen3-Next-80B-A3B-Instruct, of eight layers."""
-
-
-def test_state_space_layers_keep_a_state_and_attention_layers_a_cache():
-    found = caches(ConfigWords(NEMOTRON))
-    assert {group.layers: group.elements * group.heads for group in found} == {
-        (0, 2, 4): 0, (1, 5): 0, (3,): 2 * 8 * 128,
-    }  # fmt: skip
-    state = 256 * 64 * 256 + (256 * 64 + 2 * 8 * 256) * 4
-    assert [group.state_bytes for group in found] == [4 * state, 0, 0]
 
 
 def test_linear_attention_keeps_a_matrix_a_head():

@@ -223,11 +223,6 @@ def test_quantization_that_needs_cuda_is_a_warning_where_neither_this_machine_no
     assert any("names no quantization_host" in line and "not predicted" in line for line in warnings)
 
 
-def test_a_release_of_this_machine_with_a_format_that_needs_cuda_is_an_error(configs: Path, edit):
-    edit("releases/demo.yaml", "recipes: [int4_naive, int4_awq, fp8]", "recipes: [fp8, nvfp4]")
-    assert "modelopt needs CUDA to quantize it, too -> weights: int4_awq" in error_of(demo(configs)).message
-
-
 def test_a_search_for_fewer_bits_than_the_model_can_have_is_refused_with_those_it_can(configs: Path, edit):
     (configs / "quantization" / "searched.yaml").write_text(
         "weights: auto\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from judging import gpu_target, judge, recipe, refusal
+from judging import gpu_target, judge, refusal
 from published import config_of
 
 from llm_pipeline.adapters.tensorrt_llm.plan import target_problem
@@ -72,11 +72,6 @@ def test_an_engine_is_built_from_a_checkpoint_of_its_own_ranks():
     assert refusal(engine(), "fp8", tensorrt_llm_checkpoint=True, tensorrt_llm_ranks=ranks).nearest.endswith(
         "{tensor: 1, pipeline: 1}"
     )
-
-
-def test_ranks_of_a_checkpoint_that_is_not_exported_are_a_mistake():
-    with pytest.raises(ValueError, match="tensorrt_llm_ranks is for recipes with tensorrt_llm_checkpoint: true"):
-        recipe("fp8", tensorrt_llm_ranks={"tensor": 2})
 
 
 def test_options_that_an_engine_does_not_read_are_one_line():

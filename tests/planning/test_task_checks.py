@@ -14,7 +14,6 @@ from llm_pipeline.planning.task_pool import (
     check_tasks,
     gate_warnings,
     judge_task_placement,
-    known_tasks,
     task_modules,
     task_pool,
 )
@@ -95,16 +94,6 @@ def test_a_task_too_small_for_its_own_margin_is_told():
 def test_a_pool_that_is_not_known_is_not_judged():
     (warning,) = gate_warnings("accuracy", pool(known=5000, other=None), AccuracyPolicy())
     assert "how many items other have is not known here" in warning
-
-
-def test_tasks_that_compare_likelihoods_are_served_where_the_engine_tells_them():
-    tasks = [known_tasks()["mmlu"], known_tasks()["gsm8k"]]
-    assert judge_task_placement(tasks, ["mmlu", "gsm8k"], [gpu_target(engine="vllm")]) == ((), ())
-    (refusal,), warnings = judge_task_placement(tasks, ["mmlu"], [gpu_target(engine="vllm"), gpu_target()])
-    assert warnings == ()
-    assert "mmlu is multiple_choice" in refusal.reason
-    assert "tensorrt_llm_llmapi tells none" in refusal.reason
-    assert refusal.nearest == "served_tasks: [gsm8k]"
 
 
 def test_tasks_of_which_nothing_is_known_are_a_warning():

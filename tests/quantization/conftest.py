@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "engines")]
 
 
 @pytest.fixture(scope="session")
 def llama(tmp_path_factory):
     """A small random llama."""
-    import exports
+    import tiny_llama
 
-    return exports.checkpoint(tmp_path_factory.mktemp("llama") / "checkpoint")
+    return tiny_llama.make_checkpoint(tmp_path_factory.mktemp("llama") / "checkpoint")
 
 
 @pytest.fixture(scope="session")
@@ -23,14 +24,10 @@ def exported(llama, tmp_path_factory):
     """Its exports by format and KV cache format, each made when it is first asked for: directory and recipe."""
     import exports
 
-    made = {}
-
+    @cache
     def make(weights, **fields):
-        key = (weights, *fields.values())
-        if key not in made:
-            recipe = exports.recipe(weights, **fields)
-            made[key] = exports.export(llama, recipe, tmp_path_factory.mktemp(weights) / "checkpoint"), recipe
-        return made[key]
+        recipe = exports.recipe(weights, **fields)
+        return exports.export(llama, recipe, tmp_path_factory.mktemp(weights) / "checkpoint"), recipe
 
     return make
 
@@ -40,8 +37,7 @@ def mixed(llama, tmp_path_factory):
     """An export whose layers have a format each."""
     import exports
 
-    model = exports.quantize(exports.load(llama), exports.tiny_llama.mixed_config())
-    return exports.write(model, llama, tmp_path_factory.mktemp("mixed") / "checkpoint")
+    return exports.export_mixed(llama, tmp_path_factory.mktemp("mixed") / "checkpoint")
 
 
 @pytest.fixture
@@ -70,17 +66,16 @@ def edited(tmp_path):
     import json
     import shutil
 
-    def make(directory, quantization=None, inline=None, config=None):
+    def make(directory, quantization=None, inline=None):
         copy = tmp_path / "edited"
         shutil.copytree(directory, copy)
-        stated, whole = json.loads((copy / "hf_quant_config.json").read_text()), json.loads(
-            (copy / "config.json").read_text()
-        )  # fmt: skip
-        stated["quantization"] |= quantization or {}
-        whole["quantization_config"] |= inline or {}
-        whole |= config or {}
-        (copy / "hf_quant_config.json").write_text(json.dumps(stated))
-        (copy / "config.json").write_text(json.dumps(whole))
+        for name, key, changes in (
+            ("hf_quant_config.json", "quantization", quantization or {}),
+            ("config.json", "quantization_config", inline or {}),
+        ):
+            document = json.loads((copy / name).read_text())
+            document[key] |= changes
+            (copy / name).write_text(json.dumps(document))
         return copy
 
     return make

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import sys
-from pathlib import Path
 from unittest import mock
 
 import modelopt.torch.quantization as mtq
@@ -22,15 +20,22 @@ from llm_pipeline.artifacts.checkpoint_files import copy_companions
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.quantization.modelopt_configs import modelopt_config
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))
-import tiny_llama
-
 torch.set_num_threads(1)  # several threads only wait for each other in so small a model
 
 FORMATS = (
     "fp8", "fp8_per_channel_token", "fp8_block", "int8_smoothquant", "int8_weight_only", "int4_blockwise", "int4_awq",
     "w4a8_awq", "nvfp4", "nvfp4_awq", "mxfp4",
 )  # fmt: skip
+MIXED = {
+    "layers.0.self_attn.[qkv]_proj": "FP8_DEFAULT_CFG",
+    "layers.0.self_attn.o_proj": "FP8_PER_CHANNEL_PER_TOKEN_CFG",
+    "layers.0.mlp": "FP8_2D_BLOCKWISE_WEIGHT_ONLY_CFG",
+    "layers.1.self_attn.[qkv]_proj": "INT8_DEFAULT_CFG",
+    "layers.1.self_attn.o_proj": "INT8_WEIGHT_ONLY_CFG",
+    "layers.1.mlp.[gu]*_proj": "INT4_BLOCKWISE_WEIGHT_ONLY_CFG",
+    "layers.1.mlp.down_proj": "W4A8_AWQ_BETA_CFG",
+}
+"""A format for each layer; layers that read the same input have the same one, as a search leaves them."""
 CALIBRATION = {"sources": ["set:tests"], "samples": 4, "maximum_tokens": 24}
 TOKENS = torch.randint(2, 384, (4, 24), generator=torch.Generator().manual_seed(3))
 
@@ -74,8 +79,20 @@ def export(source, asked, directory):
     return write(quantize(load(source), modelopt_config(asked)), source, directory)
 
 
-def checkpoint(directory):
-    return tiny_llama.make_checkpoint(directory)
+def mixed_config():
+    """modelopt's configuration of `MIXED`."""
+    entries = [{"quantizer_name": "*", "enable": False}]
+    for layers, name in MIXED.items():
+        entries += [
+            {**entry, "quantizer_name": f"*{layers}*{entry['quantizer_name'].lstrip('*')}"}
+            for entry in getattr(mtq, name)["quant_cfg"]
+            if entry.get("quantizer_name") in ("*weight_quantizer", "*input_quantizer") and "parent_class" not in entry
+        ]
+    return {"quant_cfg": entries, "algorithm": "max"}
+
+
+def export_mixed(source, directory):
+    return write(quantize(load(source), mixed_config()), source, directory)
 
 
 def _block_quantizer(inputs, block, amax, *_):

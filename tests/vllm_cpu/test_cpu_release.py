@@ -186,15 +186,6 @@ def test_a_sound_int8_checkpoint_takes_the_plain_models_place_and_a_damaged_one_
     assert host.answer(TARGET, "7 + 5 =").strip()
 
 
-@pytest.mark.skipif(NEEDED in cpu_flags(), reason=f"this processor has {NEEDED}: the checkpoint is released below")
-def test_a_gptq_checkpoint_is_refused_by_plan_where_the_processor_lacks_its_kernel(host, source, tmp_path):
-    host.publish("acme/plain", source)
-    host.publish("ready/int4", ready("gptq", source, tmp_path / "int4"))
-    refused = host.run("int4", "acme/plain", ["int4"])
-    assert refused.returncode == ExitCode.BAD_INPUT
-    assert f"gptq 4 bit needs {NEEDED}, which this machine's processor has not" in refused.stderr
-
-
 @pytest.mark.skipif(
     NEEDED not in cpu_flags(), reason=f"vLLM's GPTQ kernel needs {NEEDED}, which this processor has not"
 )
