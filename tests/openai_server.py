@@ -162,6 +162,11 @@ vllm:request_queue_time_seconds_sum{{{labels}}} {len(self.seen) * 0.002}
         prompt, tokens = asked.get("prompt"), asked.get("max_tokens", 16)
         if asked.get("model", self.model) != self.model:
             return web.json_response({"error": {"message": "The model does not exist.", "code": 404}}, status=404)
+        if self.fault == "gullible":
+            asked.setdefault("prompt", "nothing")
+            asked["max_tokens"] = tokens if isinstance(tokens, int) else 16
+            asked.setdefault("temperature", 0.0)
+            return None
         if not prompt or not isinstance(tokens, int) or not 1 <= tokens < self.longest:
             raise ValueError("prompt or max_tokens")
         if len(prompt.split()) + tokens > CONTEXT:
@@ -177,7 +182,9 @@ vllm:request_queue_time_seconds_sum{{{labels}}} {len(self.seen) * 0.002}
         if fault == "drift":
             start += 1
         draws = random.Random(start if not asked["temperature"] else None)  # noqa: S311 - words of a model
-        words = [f" w{draws.randrange(997)}" for _ in range(count - (fault == "short") + 2 * (fault == "long"))]
+        count -= (fault == "short") - 2 * (fault == "long")
+        count += fault == "keeps_no_length" and count > 1 and asked.get("ignore_eos", False)
+        words = [f" w{draws.randrange(997)}" for _ in range(count)]
         if fault == "half_characters" and count > 2:
             words[count // 2] += HALF
             words[-1] = f" {HALF}"
@@ -236,6 +243,7 @@ vllm:request_queue_time_seconds_sum{{{labels}}} {len(self.seen) * 0.002}
                 await asyncio.sleep(0.001)
         except ConnectionError:
             self._aborted += 1
+            self._active += fault == "deaf"
         return response
 
     async def _events(self, asked: dict[str, Any], fault: str) -> AsyncIterator[str]:

@@ -5,11 +5,10 @@ import os
 import shlex
 import shutil
 import subprocess
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from deployment_here import place_document
+from scripted_answers import answering
 
 from llm_pipeline.artifacts.endpoint_description import EndpointDescription
 from llm_pipeline.artifacts.model_rules import ChatFormat
@@ -54,24 +53,11 @@ def test_the_command_asks_the_model_in_its_way(
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
 @pytest.mark.parametrize("kind", ["triton", "openai"])
 def test_the_command_reaches_a_server_of_this_host_although_the_shell_names_a_proxy(kind: str) -> None:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Answers)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     proxy = "http://127.0.0.1:9"  # nobody listens there
-    try:
+    with answering({"/v1/completions": (200, "hello")}) as url:
         answer = subprocess.run(
-            shlex.split(curl_line(place_of(kind, server.server_port), None)),
+            shlex.split(curl_line(place_of(kind, int(url.rpartition(":")[2])), None)),
             env={**os.environ, "http_proxy": proxy, "ALL_PROXY": proxy, "no_proxy": ""},
             capture_output=True, text=True, timeout=30, check=True,
         )  # fmt: skip
-    finally:
-        server.shutdown()
-        server.server_close()
     assert answer.stdout.endswith("hello")
-
-
-class _Answers(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b"hello")

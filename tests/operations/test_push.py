@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,12 @@ class Site:
     def flow(self) -> ReleaseProgress:
         return ReleaseProgress(self.release.store, read_release_record(self.release.store, sample.RELEASE))
 
+    def edit_record(self, edit: Callable[[dict[str, Any]], object]) -> None:
+        name = release_record_name(sample.RELEASE)
+        document = self.release.store.read_document(name)
+        edit(document.value)
+        self.release.store.write_document(name, document.value, document.revision)
+
     def prepare(self, **options: str) -> Push:
         return prepare(self.flow, self.deployment, REPOSITORY, **options)
 
@@ -89,13 +95,12 @@ def passed_release(tmp_path: Path, hub: LocalHub, store: Any = None) -> Site:
     release.build()
     release.load_test()
     commit = hub.publish("example/tiny-llama", README__md=BASE_CARD)
-    document = release.store.read_document(release_record_name(sample.RELEASE))
-    record = read_release_record(release.store, sample.RELEASE)
-    model = PinnedModel(id="example/tiny-llama", commit=commit, files=(), license="tiny-licence")
-    record = record.model_copy(update={"model": model})
-    release.store.write_document(release_record_name(sample.RELEASE), record.model_dump(mode="json"), document.revision)
+    model = PinnedModel(id="example/tiny-llama", commit=commit, files=(), license="tiny-licence", gated="manual")
     access = HubAccess(endpoint=hub.endpoint, token_variable=TOKEN_VARIABLE)
-    return Site(release, record.deployment.model_copy(update={"hub": access}), hub)
+    deployment = read_release_record(release.store, sample.RELEASE).deployment.model_copy(update={"hub": access})
+    site = Site(release, deployment, hub)
+    site.edit_record(lambda record: record.update(model=model.model_dump(mode="json")))
+    return site
 
 
 def files_of(push: Push) -> dict[str, bytes]:
@@ -162,7 +167,7 @@ def test_the_same_evidence_gives_the_same_files_and_no_second_commit(site: Site)
     assert (second.made, second.commit) == (False, first.commit)
 
 
-@pytest.mark.parametrize("verdict", [Verdict.NO_GO, Verdict.INCONCLUSIVE, Verdict.ANOMALOUS])
+@pytest.mark.parametrize("verdict", [Verdict.NO_GO, Verdict.INCONCLUSIVE])
 def test_a_release_that_a_gate_did_not_let_pass_is_refused(site: Site, verdict: Verdict) -> None:
     site.release.add("canary", "cpu:25", judgement=judge("Slow.", [_fact(verdict)]))
     with pytest.raises(NotPassed, match=f"canary, cpu:25: {verdict.value}") as caught:
@@ -184,30 +189,21 @@ def test_a_release_whose_load_test_has_not_run_is_refused(tmp_path: Path, site: 
         site.prepare(target="gpu")
 
 
-@pytest.mark.parametrize("name", ["noslash", "a/b/c", "a b/c", "../x"])
+@pytest.mark.parametrize("name", ["noslash", "../x"])
 def test_what_is_no_repository_is_refused_before_anything_is_read(site: Site, name: str) -> None:
     with pytest.raises(ConfigError, match="not the name of a repository"):
         prepare(site.flow, site.deployment, name)
     assert not any(path.startswith("/api/repos") for _, path, _ in site.hub.faults.requests)
 
 
-def test_a_gated_base_is_told_with_its_licence(site: Site) -> None:
-    document = site.release.store.read_document(release_record_name(sample.RELEASE))
-    document.value["model"]["gated"] = "manual"
-    site.release.store.write_document(release_record_name(sample.RELEASE), document.value, document.revision)
-    assert "tiny-licence, and its repository is gated;" in list(site.prepare().lines())[1]
-
-
-def test_a_release_that_was_rolled_back_is_refused(site: Site) -> None:
-    site.release.add("rollback", "cpu", 1.1, metrics={"phase": "rolled back"})
-    with pytest.raises(NotPassed, match="rolled back on cpu"):
-        site.prepare()
-
-
-def test_a_release_that_production_left_is_refused(site: Site) -> None:
-    repository = ArtifactRef(kind="model_repository", digest="a" * 64)
-    left = WayBack(left=sample.RELEASE, to="before", by="alice", asked_at=sample.START, repository=repository)
-    edit_place(site.release.store, "cpu", lambda state: state.model_copy(update={"production": None, "way_back": left}))
+@pytest.mark.parametrize("left", ["in its run", "by production"])
+def test_a_release_that_was_rolled_back_is_refused(site: Site, left: str) -> None:
+    if left == "in its run":
+        site.release.add("rollback", "cpu", 1.1, metrics={"phase": "rolled back"})
+    else:
+        repository = ArtifactRef(kind="model_repository", digest="a" * 64)
+        back = WayBack(left=sample.RELEASE, to="before", by="alice", asked_at=sample.START, repository=repository)
+        edit_place(site.release.store, "cpu", lambda state: state.model_copy(update={"way_back": back}))
     with pytest.raises(NotPassed, match="rolled back on cpu"):
         site.prepare()
 
@@ -267,7 +263,7 @@ def test_the_command_pushes_and_a_dry_run_only_shows(
     assert main([*command, "--dry-run"]) == 0
     shown = capsys.readouterr().out
     assert "base_model: example/tiny-llama" in shown
-    assert "licence of the base model: tiny-licence" in shown
+    assert "licence of the base model: tiny-licence, and its repository is gated;" in shown
     assert not (site.hub.root / "acme").exists()
     assert main(command) == 0
     assert "pushed and verified" in (pushed := capsys.readouterr().out)
@@ -310,13 +306,13 @@ def test_the_licence_is_the_base_s(card: dict[str, Any], stated: str | None, fie
 
 
 def test_text_from_outside_cannot_break_the_card_s_tables_or_metadata(site: Site) -> None:
-    document = site.release.store.read_document(release_record_name(sample.RELEASE))
-    value = document.value
-    for recipe in value["release"]["recipes"]:
-        recipe["description"] = "a | b <script>"
-    value["model"]["license"] = "x\nbase_model: evil/model\n---\n"
-    value["release"]["model"]["source"] = "file:///models/tiny"  # no card of a hub beside it
-    site.release.store.write_document(release_record_name(sample.RELEASE), value, document.revision)
+    def poison(value: dict[str, Any]) -> None:
+        for recipe in value["release"]["recipes"]:
+            recipe["description"] = "a | b <script>"
+        value["model"]["license"] = "x\nbase_model: evil/model\n---\n"
+        value["release"]["model"]["source"] = "file:///models/tiny"  # no card of a hub beside it
+
+    site.edit_record(poison)
     card = site.prepare().card
     fields = card_fields(card)
     assert (fields["base_model"], fields["license"]) == ("example/tiny-llama", "other")

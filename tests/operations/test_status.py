@@ -47,42 +47,36 @@ def server(slot: str, condition: str, percent: float | None = None) -> ServerSta
     )
 
 
-def health(blue: ServerStatus, green: ServerStatus, problems: list[str] | None = None, **router: str) -> Health:
+WELL, HANGS = server("blue", "answers", 100), server("blue", "is running but gives no answer", 100)
+ENDED, STOPPED = server("blue", "has ended", 100), server("blue", "stopped", 100)
+IDLE, OTHER_WELL = server("green", "stopped", 0), server("green", "answers", 0)
+
+
+@pytest.mark.parametrize(
+    ("blue", "green", "problems", "router", "health"),
+    [
+        (WELL, IDLE, (), {}, Health.HEALTHY),
+        (WELL, IDLE, ("the way back was begun and is not done",), {}, Health.DEGRADED),
+        *((WELL, IDLE, (), {"condition": one}, Health.DEAD) for one in ("has ended", "answers nothing", "stopped")),
+        (WELL, IDLE, (), {"condition": "never started"}, Health.DEAD),
+        (HANGS, IDLE, (), {}, Health.DEAD),
+        (ENDED, IDLE, (), {}, Health.DEAD),
+        (HANGS, OTHER_WELL, (), {}, Health.DEAD),  # nobody is sent there
+        (HANGS, OTHER_WELL, ("x",), {"standby": "green"}, Health.DEGRADED),
+        (ENDED, OTHER_WELL, ("x",), {"candidate": "green"}, Health.DEGRADED),
+        (STOPPED, IDLE, (), {"condition": "stopped"}, Health.STOPPED),
+        (ENDED, IDLE, (), {"condition": "stopped"}, Health.DEAD),
+    ],
+)
+def test_a_place_is_as_well_as_its_users_are_served(blue, green, problems, router, health) -> None:
     routed = RouterStatus.model_validate({"kind": "envoy", "condition": "runs", **router})
     servers = {"blue": blue, "green": green}
-    return judge_health(POINTERS, servers, routed, problems or [], stopped=is_stopped(servers, routed))
-
-
-STOPPED = server("green", "stopped", 0)
-HANGS, WELL = server("blue", "is running but gives no answer", 100), server("blue", "answers", 100)
-
-
-def test_production_that_answers_is_healthy_and_with_a_disagreement_degraded() -> None:
-    assert health(WELL, STOPPED) is Health.HEALTHY
-    assert health(WELL, STOPPED, ["the way back was begun and is not done"]) is Health.DEGRADED
-
-
-@pytest.mark.parametrize("blue", [HANGS, server("blue", "has ended", 100)])
-def test_a_server_that_runs_and_answers_nothing_is_as_dead_as_one_that_ended(blue: ServerStatus) -> None:
-    assert health(blue, STOPPED) is Health.DEAD
-    assert health(blue, server("green", "answers", 0)) is Health.DEAD  # nobody is sent there
-    assert health(blue, server("green", "answers", 0), ["x"], standby="green") is Health.DEGRADED
-    assert health(blue, server("green", "answers", 0), ["x"], candidate="green") is Health.DEGRADED
-
-
-@pytest.mark.parametrize("condition", ["has ended", "answers nothing", "never started", "stopped"])
-def test_without_its_router_no_server_serves_anybody(condition: str) -> None:
-    assert health(WELL, STOPPED, condition=condition) is Health.DEAD
-
-
-def test_what_was_stopped_is_not_called_dead() -> None:
-    assert health(server("blue", "stopped", 100), STOPPED, condition="stopped") is Health.STOPPED
-    assert health(server("blue", "has ended", 100), STOPPED, condition="stopped") is Health.DEAD
+    assert judge_health(POINTERS, servers, routed, problems, stopped=is_stopped(servers, routed)) is health
 
 
 def test_every_part_that_does_not_run_is_named() -> None:
     router = RouterStatus(kind="envoy", condition="has ended")
-    said = list(not_running(POINTERS, {"blue": HANGS, "green": STOPPED}, router))
+    said = list(not_running(POINTERS, {"blue": HANGS, "green": IDLE}, router))
     assert said[0] == "the envoy router has ended: users get no answer"
     assert said[1] == "the server in blue (unknown) is running but gives no answer"
     assert len(said) == 2
@@ -116,46 +110,31 @@ def canary(phase: Phase) -> CanaryRecord:
     )  # fmt: skip
 
 
-def found(
-    record: CanaryRecord | None = None,
-    traffic: RouteState | None = None,
-    serves: str | None = REPOSITORY.digest,
-    way_back: WayBack | None = None,
-) -> list[str]:
-    told = traffic or all_to("blue", owner="test", epoch=1)
+MOVED = all_to("green", owner="somebody", epoch=9)
+UNDONE = WayBack(left="r2", to="r1", by="anna", asked_at=SERVES.promoted_at, repository=OTHER)
+BY_RIGHT = (Phase.SHIFTING, Phase.BAKING, Phase.PASSED, Phase.PAUSED, Phase.PROMOTED)
+
+
+@pytest.mark.parametrize(
+    ("record", "traffic", "serves", "way_back", "told"),
+    [
+        (None, None, REPOSITORY.digest, None, []),
+        (canary(Phase.ROLLED_BACK), None, REPOSITORY.digest, None, []),
+        *((canary(phase), SPLIT, REPOSITORY.digest, None, []) for phase in BY_RIGHT),
+        (None, SPLIT, REPOSITORY.digest, None, ["but the router sends it 80 % of the traffic (set by r2)"]),
+        (canary(Phase.ROLLED_BACK), SPLIT, REPOSITORY.digest, None, ["but the router sends it 80 % of the traffic"]),
+        (canary(Phase.ROLLED_BACK), MOVED, REPOSITORY.digest, None, ["but the router sends it 0 %"]),
+        (None, None, OTHER.digest, None, ["that slot serves bbbb"]),
+        (None, None, None, None, ["that slot has no server"]),
+        (canary(Phase.ROLLING_BACK), None, REPOSITORY.digest, UNDONE, ["from r2 to r1", "the canary of r2"]),
+    ],
+)
+def test_what_disagrees_is_told(record, traffic, serves, way_back, told) -> None:
     place = POINTERS.model_copy(update={"way_back": way_back})
-    return list(disagreements(place, record, told, {"blue": serves, "green": None}))
-
-
-def test_production_with_all_the_traffic_and_its_own_server_fits() -> None:
-    assert found() == found(canary(Phase.ROLLED_BACK)) == []
-
-
-@pytest.mark.parametrize("phase", [Phase.SHIFTING, Phase.BAKING, Phase.PASSED, Phase.PAUSED, Phase.PROMOTED])
-def test_a_canary_has_its_share_by_right(phase: Phase) -> None:
-    assert found(canary(phase), SPLIT) == []
-
-
-@pytest.mark.parametrize("record", [None, canary(Phase.ROLLED_BACK)])
-def test_traffic_that_nobody_has_by_right_is_told(record: CanaryRecord | None) -> None:
-    (problem,) = found(record, SPLIT)
-    assert "production is r1 in blue, but the router sends it 80 % of the traffic (set by r2)" in problem
-
-
-def test_traffic_on_the_release_that_was_taken_back_is_told() -> None:
-    (problem,) = found(canary(Phase.ROLLED_BACK), all_to("green", owner="somebody", epoch=9))
-    assert "the router sends it 0 %" in problem
-
-
-@pytest.mark.parametrize(("serves", "words"), [(OTHER.digest, "serves bbbb"), (None, "has no server")])
-def test_a_slot_that_serves_something_else_is_told(serves: str | None, words: str) -> None:
-    (problem,) = found(serves=serves)
-    assert words in problem
-
-
-def test_what_was_begun_and_is_not_done_is_told() -> None:
-    undone = WayBack(left="r2", to="r1", by="anna", asked_at=SERVES.promoted_at, repository=OTHER)
-    assert len(found(canary(Phase.ROLLING_BACK), way_back=undone)) == 2
+    routed = traffic or all_to("blue", owner="test", epoch=1)
+    found = list(disagreements(place, record, routed, {"blue": serves, "green": None}))
+    assert len(found) == len(told)
+    assert all(part in problem for part, problem in zip(told, found, strict=True))
 
 
 @pytest.fixture
@@ -195,15 +174,12 @@ def test_nothing_released_yet_is_said(deployment, capsys) -> None:
     assert "nothing was stopped" in capsys.readouterr().out
 
 
-def test_a_place_that_there_is_not_is_refused_with_those_that_there_are(deployment, capsys) -> None:
+def test_a_place_that_there_is_not_and_a_stop_that_nobody_agreed_to_are_refused(store, capsys) -> None:
+    assert main(["stop"]) == ExitCode.BAD_INPUT
+    assert "give --yes" in capsys.readouterr().err
     for command in ("status", "start", "stop"):
         assert main([command, "h100"]) == ExitCode.BAD_INPUT
         assert "its places: cpu" in capsys.readouterr().err
-
-
-def test_production_is_not_stopped_before_somebody_agreed(store, capsys) -> None:
-    assert main(["stop"]) == ExitCode.BAD_INPUT
-    assert "give --yes" in capsys.readouterr().err
 
 
 def test_whoever_moves_traffic_now_is_not_disturbed(deployment, store) -> None:
@@ -213,40 +189,27 @@ def test_whoever_moves_traffic_now_is_not_disturbed(deployment, store) -> None:
                 act(store, deployment, "cpu")
 
 
-def on_trial(store: ArtifactStore, **changes: object) -> CanaryRecord:
-    record = CanaryRecord(
-        release_id="r2", target="cpu", repository=REPOSITORY, stable="blue", candidate="green", began_at=0.0,
-        phase=Phase.BAKING,
-    ).model_copy(update=changes)  # fmt: skip
-    CanaryJournal(store, "r2", "cpu").save(record)
-    edit_place(store, "cpu", lambda state: state.model_copy(update={"on_trial": "r2"}))
-    return record
-
-
-def test_a_paused_canary_says_since_when_by_whom_and_until_when(deployment, store, capsys) -> None:
+def test_a_paused_canary_says_why_since_when_by_whom_and_until_when(deployment, store, capsys) -> None:
     (Path(deployment.state_root) / "cpu").mkdir(parents=True)
-    on_trial(store)
-    main(["status"])
-    assert "unless somebody acts" not in capsys.readouterr().out
+    journal = CanaryJournal(store, "r2", "cpu")
+
+    def said(*options: str, **changes: object) -> str:
+        journal.save(canary(Phase.BAKING).model_copy(update=changes))
+        main(["status", *options])
+        return capsys.readouterr().out
+
+    edit_place(store, "cpu", lambda state: state.model_copy(update={"on_trial": "r2"}))
+    assert "unless somebody acts" not in said()
+    own = Pause(reason=PauseReason.UNDECIDED, percent=5.0, since=0.0, deadline_seconds=3600)
+    assert "paused since 1970-01-01 00:00:00 UTC (undecided); rolled back at" in said(phase=Phase.PAUSED, pause=own)
     asked = PauseRequest(attempt=0.0, by="alice", why="the dashboard looks odd", since=0.0, deadline_seconds=3600)
     edit_place(store, "cpu", lambda state: state.model_copy(update={"pause": asked}))
-    main(["status"])
     shown = (
         "paused by alice since 1970-01-01 00:00:00 UTC (the dashboard looks odd); "
         "rolled back at 1970-01-01 01:00:00 UTC unless somebody acts"
     )
-    assert shown in capsys.readouterr().out
-    main(["status", "--json"])
-    assert json.loads(capsys.readouterr().out)["places"][0]["pause"] == shown
+    assert shown in said()
+    assert json.loads(said("--json"))["places"][0]["pause"] == shown
     over = asked.model_copy(update={"resumed_by": "bob"})
     edit_place(store, "cpu", lambda state: state.model_copy(update={"pause": over}))
-    main(["status"])
-    assert "unless somebody acts" not in capsys.readouterr().out
-
-
-def test_a_canary_that_its_controller_paused_says_why(deployment, store, capsys) -> None:
-    (Path(deployment.state_root) / "cpu").mkdir(parents=True)
-    own = Pause(reason=PauseReason.UNDECIDED, percent=5.0, since=0.0, deadline_seconds=3600)
-    on_trial(store, phase=Phase.PAUSED, pause=own)
-    main(["status"])
-    assert "paused since 1970-01-01 00:00:00 UTC (undecided); rolled back at" in capsys.readouterr().out
+    assert "unless somebody acts" not in said()

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.plain_environment import plain_environment
 from llm_pipeline.serving.triton_runtime import (
     STUB,
@@ -70,9 +69,3 @@ def test_what_lies_beside_whoever_starts_a_server_is_not_imported(installed, tmp
     (tmp_path / "json.py").write_text("raise SystemExit(1)")
     monkeypatch.chdir(tmp_path)
     assert inspect_interpreter(PYTHON, open_home(installed)).version == "3.11"
-
-
-def test_a_directory_without_a_server_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="no tritonserver here") as refused:
-        open_home(tmp_path)
-    assert "/opt/tritonserver" in refused.value.hint

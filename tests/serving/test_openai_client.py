@@ -7,14 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError, Transient
-from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.config.policy import StagingPolicy
 from llm_pipeline.serving.client import Generation, GenerationClient, GenerationRequest
 from llm_pipeline.serving.endpoint_access import require_model, require_served
-from llm_pipeline.serving.probes import Served, departures_free, probe
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -103,48 +99,6 @@ def test_an_answer_that_is_wrong_is_an_error_that_says_why(server, fault, stream
 def test_a_stream_must_end_with_its_end_mark(server, fault, error):
     assert error in asked(server, GenerationRequest(f"fault={fault} a", 4), stream=True).error
     assert asked(server, GenerationRequest(f"fault={fault} a", 4), stream=False).ok
-
-
-def test_characters_that_max_tokens_cuts_are_no_fault():
-    with OpenAiDouble(fault="half_characters") as server:
-        prompts = [f"a{number} b" for number in range(20)]
-        answers = [asked(server, GenerationRequest(prompt, 8), stream=False) for prompt in prompts]
-        assert {answer.text[-1] for answer in answers} == {"\ufffd"}
-        golden = [
-            GoldenPrompt(prompt=prompt, completion=answer.text, maximum_tokens=8)
-            for prompt, answer in zip(prompts, answers, strict=True)
-        ]
-        judgement = asyncio.run(probe(endpoint_of(server), golden, StagingPolicy(ready_timeout_seconds=5)))
-    assert judgement.verdict is Verdict.GO, judgement.summary
-
-
-def test_a_gateway_that_states_no_context_is_judged_by_what_fits_and_says_what_was_not_tried():
-    with OpenAiDouble(states_context=False) as server:
-        prompts = [f"a{number} b" for number in range(20)]
-        answers = [asked(server, GenerationRequest(prompt, 8), stream=False) for prompt in prompts]
-        golden = [
-            GoldenPrompt(prompt=prompt, completion=answer.text, maximum_tokens=8)
-            for prompt, answer in zip(prompts, answers, strict=True)
-        ]
-        judgement = asyncio.run(probe(endpoint_of(server), golden, StagingPolicy(ready_timeout_seconds=5)))
-    assert judgement.verdict is Verdict.GO, judgement.summary
-    said = next(fact.detail for fact in judgement.evidence if fact.name == "bad requests are refused with a reason")
-    assert "No over-long request was sent" in said
-    longest = [one["max_tokens"] for one in server.seen if one.get("stream")]
-    assert longest.count(384) == 8, "1,536 and 768 tokens are refused, and nobody can go away from a refusal"
-
-
-def test_refused_streams_are_none_that_a_client_goes_away_from():
-    with OpenAiDouble() as server:
-        server.longest = 300  # far less than the context that it states
-        golden = [GoldenPrompt(prompt="a b", completion="", maximum_tokens=8)]
-        fact = asyncio.run(_departure(endpoint_of(server), golden))
-    assert (fact.verdict, fact.detail) == (Verdict.NO_GO, "No stream began (HTTP 400).")
-
-
-async def _departure(endpoint: Endpoint, golden: list[GoldenPrompt]) -> Evidence:
-    async with GenerationClient.of(endpoint, timeout_seconds=5) as client:
-        return await departures_free(Served(client, endpoint, golden, 512))
 
 
 def test_the_api_key_is_sent_as_a_bearer_and_shown_nowhere(monkeypatch):

@@ -40,16 +40,12 @@ def lay_out(store: str, repository: ArtifactRef, view: Path) -> int:
     )
 
 
-def test_a_view_is_links_to_verified_artifacts(store, repository, tmp_path):
-    assert lay_out(store.uri, repository, tmp_path / "view") == ExitCode.GO
+def test_a_view_is_links_to_verified_artifacts_made_anew_when_the_pod_starts_again(store, repository, tmp_path):
+    for written in (store.uri, store_settings(uri=store.uri).model_dump_json(exclude_none=True)):
+        assert lay_out(written, repository, tmp_path / "view") == ExitCode.GO
     assert (tmp_path / "view/llm/1/model.py").read_text() == "code"
     assert (tmp_path / "view/llm/1/checkpoint/model.safetensors").read_text() == "weights"
     assert (tmp_path / "view/llm/1/checkpoint").is_symlink()
-
-
-def test_it_is_made_anew_when_the_pod_starts_again_with_the_store_as_json(store, repository, tmp_path):
-    written = store_settings(uri=store.uri).model_dump_json(exclude_none=True)
-    assert [lay_out(written, repository, tmp_path / "view") for _ in range(2)] == [ExitCode.GO, ExitCode.GO]
 
 
 def test_damaged_weights_are_never_laid_out(store, repository, tmp_path, capsys):
@@ -85,30 +81,18 @@ def test_an_engine_of_another_host_is_not_laid_out(store, repository, tmp_path, 
 def engine_of_an_h100() -> str:
     target = Target(name="h100", accelerator="H100-SXM5-80GB", engine="tensorrt_llm_llmapi")
     facts = EngineFacts(
-        builder=target.engine,
-        bytes=0,
-        weight_format="native",
-        quantization=None,
-        kv_cache="auto",
-        context_length=8,
-        device="H100",
-        versions={},
-        seconds={},
-    )
+        builder=target.engine, bytes=0, weight_format="native", quantization=None, kv_cache="auto", context_length=8,
+        device="H100", versions={}, seconds={},
+    )  # fmt: skip
     gpu = GpuFacts(name="NVIDIA H100 80GB HBM3", sm="sm90", memory_bytes=85_520_809_984)
     host = HostFacts(gpus=(gpu,), driver="590.44.01")
     return EngineDescription(facts=facts, target=target, host=host).model_dump_json()
 
 
-def test_pods_that_listen_are_waited_for():
+def test_pods_are_waited_for_and_one_that_does_not_come_may_come_later():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         assert main(["pod", "await", f"127.0.0.1:{port}", "--minutes", "0.1"]) == ExitCode.GO
-
-
-def test_a_pod_that_does_not_come_may_come_later():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
     with pytest.raises(Transient, match="no process listens after 0 s"):
         await_listeners([f"127.0.0.1:{port}"], seconds=0)
 

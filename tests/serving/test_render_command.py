@@ -47,14 +47,9 @@ def deployment(tmp_path: Path) -> Path:
     timings = Timings(started_at=datetime.now(UTC), total_seconds=1.0)
     for stage, subject, metrics, artifacts in STAGES:
         result = StageResult(
-            release_id=RELEASE_ID,
-            stage=stage,
-            subject=subject,
-            key="0" * 64,
-            metrics=metrics,
-            artifacts=artifacts,
+            release_id=RELEASE_ID, stage=stage, subject=subject, key="0" * 64, metrics=metrics, artifacts=artifacts,
             timings=timings,
-        )
+        )  # fmt: skip
         store.write_document(results_name(RELEASE_ID, stage, subject), result.model_dump(mode="json"), None)
     path = tmp_path / "deployment.yaml"
     places = {"work_root": "work", "state_root": "state", "triton_home": "triton", "environments": {}}
@@ -91,11 +86,6 @@ def test_a_packaged_release_is_rendered_with_its_digests(deployment, capsys):
     }
     plan = json.loads((out / "launch_plan.json").read_text())
     assert (plan["mode"], plan["gpus_per_node"]) == ("single", 2)
-
-
-def test_an_image_whose_tag_may_move_is_told(deployment, capsys):
-    options = deployment.parent / "options.yaml"
-    options.write_text(f"claims: [{{claim: store, path: {deployment.parent}}}]\n")
     arguments = ("--target", "h200_tp2", "--options", str(options), "--image", "registry.example.com/serving:1")
     assert render(deployment, *arguments) == ExitCode.GO
     assert "may move" in capsys.readouterr().err

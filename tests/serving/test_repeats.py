@@ -62,8 +62,8 @@ def judged(served: Scripted) -> Evidence:
     return asyncio.run(repeats_are_generated(served))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("seconds", [0.0, 1e-6, 0.0296, 8.0])
-@pytest.mark.parametrize("again", [0.0, 1e-6, 0.0296, 8.0])
+@pytest.mark.parametrize("seconds", [0.0, 8.0])
+@pytest.mark.parametrize("again", [0.0, 0.0296, 8.0])
 def test_no_time_makes_a_generation_a_replay_or_undecided(seconds: float, again: float) -> None:
     assert judged(Scripted((TOKENS, seconds), (TOKENS, again))).verdict == "GO"
 

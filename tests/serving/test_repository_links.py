@@ -57,15 +57,6 @@ def test_what_would_read_other_files_is_not_served(linked, tmp_path):
         link_repository(linked, view)
 
 
-def test_a_damaged_artifact_is_not_served(linked, store, checkpoint):
-    weights = store.fetch(checkpoint) / "model.safetensors"
-    weights.parent.chmod(0o700)
-    weights.unlink()
-    weights.write_bytes(b"others!")
-    with pytest.raises(IntegrityError):
-        fetch_links(linked, store)
-
-
 def test_a_repository_without_links_has_none(tmp_path):
     write_links(tmp_path, {})
     assert read_links(tmp_path) == {}
@@ -73,16 +64,11 @@ def test_a_repository_without_links_has_none(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../elsewhere", "/etc/passwd", "llm/../../x", "", "."])
-def test_a_link_never_leads_out_of_the_repository(name, tmp_path):
-    (tmp_path / "links.json").write_text(json.dumps({name: {"kind": "checkpoint", "digest": "c" * 64}}))
-    with pytest.raises(IntegrityError, match="leads out"):
-        read_links(tmp_path)
-
-
-def test_a_file_that_is_no_list_of_links_is_refused(tmp_path):
-    (tmp_path / "links.json").write_text('{"llm/1/checkpoint": "somewhere"}')
-    with pytest.raises(IntegrityError, match="not a list of links"):
-        read_links(tmp_path)
+def test_a_link_never_leads_out_of_the_repository_and_what_is_no_list_of_links_is_refused(name, tmp_path):
+    for linked, said in (({"kind": "checkpoint", "digest": "c" * 64}, "leads out"), ("x", "not a list of links")):
+        (tmp_path / "links.json").write_text(json.dumps({name: linked}))
+        with pytest.raises(IntegrityError, match=said):
+            read_links(tmp_path)
 
 
 def test_a_repository_is_refused_on_another_host_and_one_that_does_not_say_goes_anywhere(tmp_path, monkeypatch):

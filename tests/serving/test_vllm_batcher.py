@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytest.importorskip("transformers")
@@ -22,11 +24,8 @@ from llm_pipeline.serving.models.vllm_batcher import Batcher, Settings
 ROOT = Path(__file__).parents[2]
 DOUBLE = Path(__file__).parents[1] / "doubles" / "vllm_package"
 LIMITS = {
-    "maximum_sequences": 4,
-    "maximum_tokens_per_request": 128,
-    "maximum_batched_tokens": 64,
-    "kv_cache_blocks": 0,
-}
+    "maximum_sequences": 4, "maximum_tokens_per_request": 128, "maximum_batched_tokens": 64, "kv_cache_blocks": 0,
+}  # fmt: skip
 PROPERTIES = {"arguments": '{"kv_cache_dtype": "auto"}'}
 END_TOKEN = 20
 POPEN = subprocess.Popen
@@ -60,20 +59,21 @@ def collect(batcher, *names):
 
 
 def processes(batcher):
-    """Pids of the engine's processes: those of its group."""
-    group, found = batcher._process.pid, []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, member = stat.read_text().rpartition(")")[2].split()[:3]
-        except OSError:
-            continue
-        if int(member) == group and state != "Z":
-            found.append(int(stat.parent.name))
+    """The engine's processes: those of its group."""
+    return in_group(batcher._process.pid)
+
+
+def in_group(group):
+    return alive(psutil.process_iter(), group)
+
+
+def alive(processes, group=None):
+    found = []
+    for one in processes:
+        with contextlib.suppress(psutil.Error, OSError):  # it has just ended
+            if one.is_running() and one.status() != psutil.STATUS_ZOMBIE and group in {None, os.getpgid(one.pid)}:
+                found.append(one)
     return found
-
-
-def alive(pids):
-    return [pid for pid in pids if Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text()]
 
 
 def test_requests_are_answered_side_by_side_and_end_where_they_must(batcher):
@@ -105,18 +105,14 @@ def test_of_a_cancelled_request_nothing_more_is_heard(batcher):
     assert tokens == {"next": [2, 3]}
 
 
-def test_what_vllm_refuses_is_that_requests_error(batcher):
+def test_what_vllm_refuses_or_aborts_is_that_requests_error(batcher):
     batcher.submit("bad", [14], 2)
-    batcher.submit("good", [1], 2)
-    tokens, ends = collect(batcher, "bad", "good")
-    assert "senseless" in ends["bad"]
-    assert tokens["good"] == [2, 3]
-
-
-def test_an_answer_that_vllm_aborts_is_no_whole_one(batcher):
     batcher.submit("aborted", [15], 9)
-    tokens, ends = collect(batcher, "aborted")
+    batcher.submit("good", [1], 2)
+    tokens, ends = collect(batcher, "bad", "aborted", "good")
+    assert "senseless" in ends["bad"]
     assert (tokens["aborted"], ends["aborted"]) == ([16], "vLLM ended it: abort")
+    assert tokens["good"] == [2, 3]
 
 
 def test_a_tokenizer_that_does_not_load_leaves_no_process(checkpoint, monkeypatch):
@@ -146,9 +142,9 @@ def test_an_engine_that_died_is_started_again_and_nothing_of_it_is_left(batcher)
 
 def test_a_worker_that_dies_ends_the_engine_at_once_though_vllm_says_nothing(batcher):
     before = processes(batcher)
-    (worker,) = (pid for pid in before if b"Worker_TP1" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    (worker,) = (one for one in before if "VLLM::Worker_TP1" in one.cmdline())
     batcher.submit("long", [1], 100_000, ignore_eos=True)
-    os.kill(worker, 9)
+    worker.kill()
     deadline = time.monotonic() + 30  # a busy machine's: it takes milliseconds
     while batcher.is_running:
         batcher.outputs(0.1)
@@ -157,14 +153,11 @@ def test_a_worker_that_dies_ends_the_engine_at_once_though_vllm_says_nothing(bat
     assert alive(before) == []
 
 
-def test_a_killed_process_leaves_no_engine_that_holds_memory(batcher):
+def test_a_killed_process_and_a_stop_leave_no_engine_that_holds_memory(batcher):
     before = processes(batcher)
-    os.kill(batcher._process.pid, 9)
+    batcher._process.kill()
     batcher.start()
     assert alive(before) == []
-
-
-def test_stopping_ends_every_process(batcher):
     before = processes(batcher)
     batcher.stop()
     assert alive(before) == []
@@ -184,31 +177,20 @@ def test_no_engine_outlives_whoever_started_it(checkpoint, tmp_path):
     )
     group = int(ended.stdout)
     deadline = time.monotonic() + 60
-    while group_lives(group):
+    while in_group(group):
         assert time.monotonic() < deadline
         time.sleep(0.1)
 
 
-def group_lives(group):
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def test_a_load_that_fails_says_why(checkpoint, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(DOUBLE))
-    settings = Settings.of(PROPERTIES, LIMITS | {"maximum_tokens_per_request": 5000})
-    with pytest.raises(RuntimeError, match="greater than the derived one"):
-        Batcher(checkpoint, Settings(settings.arguments, workspace=tmp_path / "workspace"))
-
-
-def test_an_interpreter_without_vllm_says_so(checkpoint, tmp_path, monkeypatch):
-    monkeypatch.delenv("PYTHONPATH", raising=False)
-    settings = Settings.of(PROPERTIES, LIMITS)
-    with pytest.raises(RuntimeError, match="No module named 'vllm'"):
-        Batcher(checkpoint, Settings(settings.arguments, workspace=tmp_path / "workspace"))
+@pytest.mark.parametrize(
+    ("has_vllm", "tokens", "why"),
+    [(True, 5000, "greater than the derived one"), (False, 128, "No module named 'vllm'")],
+)
+def test_a_load_that_fails_says_why(checkpoint, tmp_path, monkeypatch, *, has_vllm, tokens, why):
+    monkeypatch.setenv("PYTHONPATH", str(DOUBLE) if has_vllm else "")
+    settings = Settings.of(PROPERTIES, LIMITS | {"maximum_tokens_per_request": tokens})
+    with pytest.raises(RuntimeError, match=why):
+        Batcher(checkpoint, replace(settings, workspace=tmp_path / "workspace"))
 
 
 def test_a_server_finds_what_the_build_compiled(checkpoint, tmp_path, monkeypatch):
@@ -227,9 +209,3 @@ def test_a_server_finds_what_the_build_compiled(checkpoint, tmp_path, monkeypatc
     (kept / "graph-of-its-own").touch()
     assert serve("first") == ["graph-of-first", "graph-of-its-own"]  # what a server itself compiled stays
     assert serve("second") == ["graph-of-second"]  # and goes with the engine that it was for
-
-
-def test_the_interpreter_is_this_one(monkeypatch):
-    assert vllm_batcher._python() == sys.executable
-    monkeypatch.setattr(sys, "executable", "/backends/python/triton_python_backend_stub")
-    assert Path(vllm_batcher._python()).name == "python3"

@@ -1,7 +1,4 @@
-import contextlib
-import re
 import shutil
-import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +20,9 @@ from llm_pipeline.serving.ports import loopback_endpoint
 from llm_pipeline.serving.triton_runtime import inspect_interpreter, open_home, prepare_runtime
 from llm_pipeline.store import open_store
 
-sys.path.append(str(Path(__file__).parents[2] / "doubles"))
+sys.path += [str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / "doubles")]
+
+from free_ports import server_ports
 
 ROOT = Path(__file__).parents[3]
 IMAGE = f"registry.test/serving@sha256:{'a' * 64}"
@@ -40,26 +39,18 @@ os.execv(f"{{home}}/pytriton/tritonserver/bin/tritonserver", ["tritonserver", *s
 """
 
 
-class Repositories:
-    """Makes model repositories of one small model."""
+@pytest.fixture
+def make_repository(tmp_path: Path) -> Callable[..., Path]:
+    """Makes model repositories of one small model: one of its own for each name, which may not load."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
-
-    def __call__(self, name: str = "candidate", *, version: int = 1, broken: str = "") -> Path:
-        """One whose model tells this version, or does not load."""
-        directory = self._root / name
+    def make(name: str = "candidate", *, broken: str = "") -> Path:
+        directory = tmp_path / name
         shutil.copytree(TOY, directory, ignore=shutil.ignore_patterns("__pycache__"))
         model = directory / "llm" / "1" / "model.py"
-        text, told = re.subn(r'("served_version", np.array\(\[)[^]]+', rf"\g<1>{version}", model.read_text())
-        assert told == 1
-        model.write_text(f"raise RuntimeError({broken!r})\n" if broken else text)
+        model.write_text(f"raise RuntimeError({broken!r})\n" if broken else f"{model.read_text()}# {name}\n")
         return directory
 
-
-@pytest.fixture
-def make_repository(tmp_path: Path) -> Repositories:
-    return Repositories(tmp_path)
+    return make
 
 
 @pytest.fixture
@@ -98,19 +89,9 @@ def tritonserver(module_tritonserver: Path) -> Path:
     return module_tritonserver
 
 
-def free_ports() -> ServerPorts:
-    """Ports that nobody listens on, from the system's own range: other tests have theirs from a fixed one."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(4)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        http, grpc, metrics, openai = (one.getsockname()[1] for one in sockets)
-    return ServerPorts(http=http, grpc=grpc, metrics=metrics, openai=openai)
-
-
 @pytest.fixture
 def ports() -> ServerPorts:
-    return free_ports()
+    return server_ports()
 
 
 @pytest.fixture

@@ -98,7 +98,7 @@ def test_a_candidate_is_served_by_a_pod_found_by_any_worker_and_gone_after_the_s
     assert worker.find() == StagedServer(server.endpoint, candidate.digest)
     assert control.start(candidate, wait_seconds=30).digest == candidate.digest, "it runs already"
     with pytest.raises(SlotBusy, match=candidate.digest[:12]):
-        control.start(candidate_of(make_repository("other", version=2)), wait_seconds=30)
+        control.start(candidate_of(make_repository("other")), wait_seconds=30)
     worker.stop(drain_seconds=2)
     assert cluster.names() == []
     worker.stop()
@@ -148,7 +148,7 @@ def test_workers_in_the_cluster_reach_the_service_by_its_name(kubernetes_place):
 @pytest.mark.parametrize("cluster", ["double"], indirect=True)
 def test_who_creates_the_workload_has_it(control, cluster, make_repository, candidate_of, monkeypatch):
     """Another worker creates it between the look and the creation."""
-    ours, theirs = candidate_of(make_repository()), candidate_of(make_repository("theirs", version=2))
+    ours, theirs = candidate_of(make_repository()), candidate_of(make_repository("theirs"))
     create = cluster._create
 
     def after_another(kind: str, manifest: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,5 @@
-"""Somebody else's server of OpenAI's completions, as a staging server: taken for one candidate, probed, given back."""
+"""Somebody else's server of OpenAI's completions, as a staging server: taken for one candidate, and given back."""
 
-import asyncio
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,39 +7,21 @@ from pathlib import Path
 import pytest
 
 from llm_pipeline.adapters.openai.adapter import OpenAiServer
-from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient, Unsupported
-from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.config.policy import StagingPolicy
-from llm_pipeline.serving.client import GenerationClient, GenerationRequest
 from llm_pipeline.serving.control import Candidate, ServerControl, await_no_requests, endpoint_of, open_control
 from llm_pipeline.serving.endpoint_access import active_requests
-from llm_pipeline.serving.probes import probe
 from llm_pipeline.serving.triton_server import SlotBusy
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from openai_server import CONTEXT, OpenAiDouble
 
-POLICY = StagingPolicy(ready_timeout_seconds=0.1, minimum_golden_prompts=20)
-
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[OpenAiDouble]:
     with OpenAiDouble() as found:
         yield found
-
-
-@pytest.fixture(scope="module")
-def golden(server: OpenAiDouble) -> list[GoldenPrompt]:
-    async def ask() -> list[GoldenPrompt]:
-        async with GenerationClient.of(at(server)) as client:
-            prompts = [f"a{number} b{number}" for number in range(24)]
-            texts = [(await client.generate(GenerationRequest(prompt, 12))).text for prompt in prompts]
-        return [GoldenPrompt(prompt=p, completion=t, maximum_tokens=12) for p, t in zip(prompts, texts, strict=True)]
-
-    return asyncio.run(ask())
 
 
 def at(server: OpenAiDouble, **changes: object) -> Endpoint:
@@ -99,43 +80,6 @@ def test_requests_in_flight_are_those_that_run_and_wait(server):
 def test_the_place_needs_a_model(server):
     with pytest.raises(ValueError, match="openai_model must name"):
         OpenAiServer(kind="openai", endpoint=at(server, openai_model=None))
-
-
-def probed(server: OpenAiDouble, golden: list[GoldenPrompt], **changes: object) -> Judgement:
-    return asyncio.run(probe(at(server, **changes), golden, POLICY, timeout_seconds=10))
-
-
-def failed(judgement: Judgement) -> dict[str, Verdict]:
-    return {fact.name: fact.verdict for fact in judgement.evidence if fact.verdict is not Verdict.GO}
-
-
-def test_a_sound_server_passes_every_probe(server, golden):
-    judgement = probed(server, golden)
-    assert judgement.verdict is Verdict.GO, judgement.summary
-    assert len(judgement.evidence) == 9
-
-
-FAULTS = {
-    "drift": ("golden outputs reproduced", Verdict.NO_GO),
-    "other_model": ("first real generation", Verdict.NO_GO),
-    "no_end": ("streams equal whole answers", Verdict.NO_GO),
-    "reads_over_stops": ("generation stops at stop words", Verdict.NO_GO),
-    "replay": ("repeated prompts are generated again", Verdict.ANOMALOUS),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_server_that_is_wrong_fails_the_probe_of_its_fault(golden, fault):
-    name, verdict = FAULTS[fault]
-    with OpenAiDouble(fault=fault) as wrong:
-        judgement = probed(wrong, golden)
-    assert failed(judgement).get(name) is verdict, judgement.summary
-
-
-def test_without_metrics_nothing_is_known_of_clients_that_go_away(golden):
-    with OpenAiDouble(counts=False) as silent:
-        judgement = probed(silent, golden, metrics_url=None)
-    assert failed(judgement) == {"a client that goes away frees its place": Verdict.INCONCLUSIVE}
 
 
 def test_a_key_that_is_missing_is_said_before_anything_is_asked(server, staging_slot, monkeypatch):

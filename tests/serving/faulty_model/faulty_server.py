@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
+import sys
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 
 from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.config.server_place import ServerPorts
 from llm_pipeline.config.target import Target
 from llm_pipeline.serving.model_repository import PackagedEngine, write_served_model
 from llm_pipeline.serving.triton_server import RunningServer, start_server, stop_server
+
+sys.path.append(str(Path(__file__).parents[2]))
+
+from free_ports import server_ports
 
 ENVIRONMENTS = Path(__file__).parents[3] / ".envs"
 TRITON_HOME, MODEL_PYTHON = ENVIRONMENTS / "triton", ENVIRONMENTS / "model" / "bin" / "python"
@@ -61,7 +64,7 @@ def faulty_server(directory: Path) -> Iterator[FaultyServer]:
     state = directory / "slot"
     repository = write_repository(directory)
     try:
-        ports = _free_ports().model_copy(update={"readable": ("/tmp",)})  # noqa: S108 - Triton unpacks models there
+        ports = server_ports(Path("/tmp"))  # noqa: S108 - Triton unpacks models there
         server = start_server(
             repository, ports, triton_home=TRITON_HOME, python=MODEL_PYTHON, state=state, wait_seconds=90
         )
@@ -90,13 +93,3 @@ def write_repository(directory: Path) -> Path:
     repository = directory / "repository"
     write_served_model(engine, Path(__file__).with_name("model.py"), repository)
     return repository
-
-
-def _free_ports() -> ServerPorts:
-    with ExitStack() as open_sockets:
-        numbers = []
-        for _ in range(4):
-            probe = open_sockets.enter_context(socket.socket())
-            probe.bind(("127.0.0.1", 0))
-            numbers.append(probe.getsockname()[1])
-    return ServerPorts(http=numbers[0], grpc=numbers[1], metrics=numbers[2], openai=numbers[3])

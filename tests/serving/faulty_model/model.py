@@ -7,8 +7,7 @@ A request whose prompt is `#fault {"kind": "drop", "every": 200}` is an order, n
 that fault, with new counters. Kinds: empty (healthy); `slow` (steps take `factor` as long); every `every`th request:
 `drop` (its stream ends without a last chunk), `stall` (silent for `seconds` half-way), `error` (an error half-way,
 under HTTP 200), `truncate` (half the words, and it claims the whole length); `cache` (known requests are answered at
-once). Two kinds are sound, and look like faults: `prefix_cache` (a prompt that is not known costs `seconds` before its
-first word), `speculate` (known requests get `factor` words a step).
+once).
 """
 
 from __future__ import annotations
@@ -119,7 +118,7 @@ class TritonPythonModel(served_model.ServedModel):
         length = asked.maximum_tokens if asked.ignore_eos else min(
             asked.maximum_tokens, SHORTEST_ANSWER + seed % LENGTHS
         )  # fmt: skip
-        key = (asked.prompt, *asked.stop_words, length) if self._fault.kind == "cache" else (asked.prompt,)
+        key = (asked.prompt, *asked.stop_words, length)
         known = key in self._known
         self._known.add(key)
         return Live(
@@ -129,7 +128,6 @@ class TritonPythonModel(served_model.ServedModel):
             finish_reason="length" if length == asked.maximum_tokens else "stop",
             hit=self._fault.kind if self._fault.next_is_hit() else "",
             known=known,
-            not_before=time.monotonic() + self._fault.seconds * (self._fault.kind == "prefix_cache" and not known),
         )
 
     # The engine's thread
@@ -169,10 +167,8 @@ class TritonPythonModel(served_model.ServedModel):
         running = self._live[: self._limits.maximum_sequences]
         held = sum(live.input_tokens + live.said for live in running)
         for live in running:
-            words = self._fault.factor if self._fault.kind == "speculate" and live.known else 1
-            for _ in range(words):
-                if live.not_before <= now and live in self._live:
-                    self._advance(live, now)
+            if live.not_before <= now:
+                self._advance(live, now)
         self._metrics.generated(self._said)
         self._said = 0
         room = self._limits.maximum_sequences * self._limits.maximum_tokens_per_request

@@ -44,6 +44,40 @@ def tiny_engine(model_python, tmp_path_factory) -> Path:
     return directory / "engine"
 
 
+@pytest.fixture(scope="session")
+def package(tmp_path_factory):
+    """Writes the repository of an engine."""
+    from llm_pipeline.base.records import ArtifactRef
+    from llm_pipeline.serving.model_repository import write_repository
+
+    def package(engine, target, golden=(), **options) -> Path:
+        repository, facts = tmp_path_factory.mktemp("packaged") / "repository", {"quantization": "FP8"}
+        ref = ArtifactRef(kind="engine", digest="e" * 64)
+        write_repository(engine, golden, facts, target, repository, engine_ref=ref, **options)
+        return repository
+
+    return package
+
+
+@pytest.fixture(scope="module")
+def start(model_python, triton_home, tmp_path_factory):
+    """Starts servers of repositories, each in a slot of its own; they end with the module's tests."""
+    from free_ports import server_ports
+
+    from llm_pipeline.serving.triton_server import start_server, stop_server
+
+    slots = []
+
+    def start(repository, *readable, **options):
+        slots.append(tmp_path_factory.mktemp("slots") / "slot")
+        software = {"triton_home": triton_home, "python": model_python}
+        return start_server(repository, server_ports(*readable), state=slots[-1], **software, **options)
+
+    yield start
+    for slot in slots:
+        stop_server(slot)
+
+
 @pytest.fixture
 def pretended_engine(tmp_path) -> Path:
     from pretended_engine import make_engine

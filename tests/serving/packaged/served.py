@@ -8,12 +8,22 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from llm_pipeline.config.server_place import ServerPorts
+from llm_pipeline.config.target import EngineLimits, Target
 from llm_pipeline.serving.client import Generation, GenerationClient, GenerationRequest
-from llm_pipeline.serving.triton_server import RunningServer
+from llm_pipeline.serving.triton_server import RunningServer, stop_server
+
+
+def cpu_target(sequences: int, queued: int, blocks: int) -> Target:
+    """A target of OpenVINO that takes so many requests at a time, lets so many wait, and has so large a KV cache."""
+    limits = EngineLimits(maximum_sequences=sequences, maximum_queued_requests=queued, kv_cache_blocks=blocks)
+    return Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu", limits=limits)
+
+
+def stop(server: RunningServer) -> None:
+    """End it, and what it left."""
+    stop_server(server.process.log.parent)
 
 
 def ask(server: RunningServer, *requests: GenerationRequest, verb: str = "generate") -> Any:
@@ -35,13 +45,6 @@ def leave(server: RunningServer, request: GenerationRequest) -> None:
             (await client.open_stream(request)).close()
 
     asyncio.run(left())
-
-
-def ports_from(first: int, *readable: Path) -> ServerPorts:
-    """Four ports, and what the server may read beside what it is given."""
-    return ServerPorts(
-        http=first, grpc=first + 1, metrics=first + 2, openai=first + 3, readable=tuple(map(str, readable))
-    )
 
 
 def post(

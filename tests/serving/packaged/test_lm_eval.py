@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from served import cpu_target
 
 pytest.importorskip("tritonclient")
 
 from llm_pipeline.artifacts.engine_description import EngineDescription
 from llm_pipeline.artifacts.model_rules import ChatFormat, SamplingDefaults
-from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.config.server_place import ServerPorts
-from llm_pipeline.config.target import EngineLimits, Target
-from llm_pipeline.serving.model_repository import write_repository
-from llm_pipeline.serving.triton_server import start_server, stop_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 HERE = Path(__file__).parent
-TARGET = Target(
-    name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu",
-    limits=EngineLimits(maximum_sequences=8, maximum_queued_requests=64, kv_cache_blocks=128),
-)  # fmt: skip
 CHAT = ChatFormat(
     template=(
         "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}[/]{% endfor %}"
@@ -43,7 +33,7 @@ PENALTY = SamplingDefaults(repetition_penalty=2.0)
 
 
 @pytest.fixture(scope="module")
-def compared(tiny_engine, model_python, triton_home, tmp_path_factory):
+def compared(tiny_engine, package, start, model_python, tmp_path_factory):
     """What was asked, what came of it and its score, by arm and item."""
     directory = tmp_path_factory.mktemp("lm-eval")
     checkpoint = Path(shutil.copytree(tiny_engine.parent / "checkpoint", directory / "checkpoint"))
@@ -52,26 +42,10 @@ def compared(tiny_engine, model_python, triton_home, tmp_path_factory):
     description = EngineDescription.read(engine)
     rules = description.rules.model_copy(update={"chat": CHAT, "sampling": PENALTY})
     description.model_copy(update={"rules": rules}).write(engine)
-    ref = ArtifactRef(kind="engine", digest="e" * 64)
-    write_repository(engine, (), {}, TARGET, directory / "repository", engine_ref=ref, model="tiny")
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(4)]
-        http, grpc, metrics, openai = (one.getsockname()[1] for one in sockets)
-    ports = ServerPorts(http=http, grpc=grpc, metrics=metrics, openai=openai)
-    slot = directory / "slot"
-    start_server(directory / "repository", ports, triton_home=triton_home, python=model_python, state=slot)
+    server = start(package(engine, cpu_target(8, 64, 128), model="tiny"))
     command = [str(model_python), "-W", "ignore", str(HERE / "lm_eval_beside.py"), str(directory)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    try:
-        subprocess.run(
-            [*command, f"http://127.0.0.1:{openai}", "tiny"],
-            check=True,
-            env=environment,
-            stdout=sys.stderr,
-            timeout=600,
-        )
-    finally:
-        stop_server(slot)
+    subprocess.run([*command, server.endpoint.url, "tiny"], check=True, env=environment, stdout=sys.stderr, timeout=600)
     return json.loads((directory / "compared.json").read_text())
 
 

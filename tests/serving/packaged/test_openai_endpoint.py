@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,7 +17,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from served import eventually, metric, ports_from
+from free_ports import free_ports
+from served import cpu_target, eventually, metric
 
 pytest.importorskip("tritonclient")
 openai = pytest.importorskip("openai")
@@ -27,18 +27,10 @@ import tokenizers
 from llm_pipeline.artifacts.endpoint_description import EndpointDescription
 from llm_pipeline.artifacts.engine_description import EngineDescription
 from llm_pipeline.artifacts.model_rules import ChatFormat, SamplingDefaults
-from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.config.target import EngineLimits, Target
-from llm_pipeline.serving.model_repository import write_repository
-from llm_pipeline.serving.triton_server import start_server, stop_server
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
-TARGET = Target(
-    name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu",
-    limits=EngineLimits(maximum_sequences=8, maximum_queued_requests=64, kv_cache_blocks=128),
-)  # fmt: skip
 CONTEXT = 128
 MODEL = "organisation/tiny"
 CHAT = ChatFormat(
@@ -53,34 +45,25 @@ HELLO = [{"role": "user", "content": "the cat sees"}]
 
 
 @pytest.fixture(scope="module")
-def version(tiny_engine, tmp_path_factory):
+def version(tiny_engine, package, tmp_path_factory):
     """The version directory of a repository whose engine has a chat format and ends no answer by itself."""
     directory = tmp_path_factory.mktemp("endpoint")
     engine = Path(shutil.copytree(tiny_engine, directory / "engine"))
     description = EngineDescription.read(engine)
     rules = description.rules.model_copy(update={"chat": CHAT, "sampling": SamplingDefaults(temperature=0.0)})
     description.model_copy(update={"rules": rules}).write(engine)
-    write_repository(
-        engine, (), {}, TARGET, directory / "repository", engine_ref=ArtifactRef(kind="engine", digest="e" * 64),
-        model=MODEL,
-    )  # fmt: skip
-    return directory / "repository" / "llm" / "1"
+    return package(engine, cpu_target(8, 64, 128), model=MODEL) / "llm" / "1"
 
 
 @pytest.fixture(scope="module")
-def triton(version, model_python, triton_home, tmp_path_factory):
-    state = tmp_path_factory.mktemp("slot") / "staging"
-    ports = ports_from(18530)
-    yield start_server(version.parents[1], ports, triton_home=triton_home, python=model_python, state=state)
-    stop_server(state)
+def triton(version, start):
+    return start(version.parents[1])
 
 
 @contextlib.contextmanager
 def serving(version: Path, grpc: str, *options: str, log: Path):
     """The endpoint's process, and its URL."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     command = [sys.executable, "-m", "llm_pipeline.endpoint", "--port", str(port), "--triton", grpc]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with log.open("w") as output:

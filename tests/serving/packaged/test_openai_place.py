@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shlex
 import shutil
-import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -14,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
+from free_ports import free_ports, server_ports
 from test_openai_endpoint import CONTEXT, HELLO, MODEL, openai, version  # noqa: F401 - a fixture
 
 from llm_pipeline.adapters.envoy.adapter import EnvoyPlace
@@ -22,9 +21,8 @@ from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.canary.router import access_log_of, all_to
 from llm_pipeline.canary.slots import slot_servers
 from llm_pipeline.config.deployment import TargetPlace
-from llm_pipeline.config.server_place import ServerPorts
 from llm_pipeline.operations.status import curl_line
-from llm_pipeline.serving.triton_server import RunningServer, start_server, stop_server
+from llm_pipeline.serving.triton_server import RunningServer
 
 pytestmark = pytest.mark.slow
 
@@ -39,27 +37,19 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(version, model_python, triton_home, tmp_path_factory) -> Iterator[Place]:  # noqa: F811
+def place(version, start, tmp_path_factory) -> Iterator[Place]:  # noqa: F811
     root = tmp_path_factory.mktemp("place")
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(10)]
-        ports = iter([one.getsockname()[1] for one in sockets])
-    blue, green = (
-        ServerPorts(http=next(ports), grpc=next(ports), metrics=next(ports), openai=next(ports)) for _ in range(2)
-    )
-    router = EnvoyPlace(port=next(ports), admin_port=next(ports))
+    server, green = start(version.parents[1], digest="b" * 64), server_ports()
+    blue, (port, admin_port) = server.ports, free_ports(2)
+    router = EnvoyPlace(port=port, admin_port=admin_port)
     config = TargetPlace(staging=green, blue=blue, green=green, router=router)
     try:
-        server = start_server(
-            version.parents[1], blue, triton_home=triton_home, python=model_python, state=root / "blue", digest="b" * 64
-        )
         everything = all_to("blue", owner="test", epoch=0)
         envoy = start_router(router, slot_servers(config), root / "router", initial=everything)
         envoy.name_release("blue", "release-1")
         yield Place(config, envoy, server)
     finally:
         stop_router(root / "router")
-        stop_server(root / "blue")
 
 
 @pytest.fixture

@@ -14,24 +14,21 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
-from served import ports_from
+from free_ports import free_ports, server_ports
 
 pytest.importorskip("tritonclient")
 
 from llm_pipeline.adapters.envoy.adapter import EnvoyPlace
 from llm_pipeline.adapters.envoy.router import start_router, stop_router
 from llm_pipeline.artifacts.endpoint_description import read_serve_command
-from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.canary.router import all_to
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
 from llm_pipeline.serving.endpoint_access import active_requests, require_served
-from llm_pipeline.serving.model_repository import write_repository
 from llm_pipeline.serving.triton_server import ServerFailed, find_server, has_ended, start_server, stop_server
 
-TESTS, FIRST_PORT = Path(__file__).parents[2], 18690
+TESTS = Path(__file__).parents[2]
 DIGEST = "d" * 64
 SERVES = f"""#!{sys.executable}
 import sys, time
@@ -50,12 +47,8 @@ ARGUMENTS = {"dtype": "bfloat16", "enable_prefix_caching": True, "enforce_eager"
 
 
 @pytest.fixture
-def repository(gpu_engine, tmp_path) -> Path:
-    engine, target = gpu_engine("vllm", {"arguments": json.dumps(ARGUMENTS)}, server="vllm")
-    golden = [GoldenPrompt(prompt="2+2=", completion=" 4", maximum_tokens=4)]
-    ref = ArtifactRef(kind="engine", digest="e" * 64)
-    write_repository(engine, golden, {}, target, tmp_path / "repository", engine_ref=ref, model="acme/chat")
-    return tmp_path / "repository"
+def repository(gpu_engine, package) -> Path:
+    return package(*gpu_engine("vllm", {"arguments": json.dumps(ARGUMENTS)}, server="vllm"), model="acme/chat")
 
 
 @pytest.fixture
@@ -65,12 +58,12 @@ def slot(repository, bytes_checkpoint, tmp_path):
     software.mkdir()
     (software / "python").symlink_to(sys.executable)
 
+    ports = server_ports(TESTS, software, Path(sys.prefix), Path(sys.base_prefix))
+
     def start(script: str = SERVES):
         if script:
             (software / "vllm").write_text(script)
             (software / "vllm").chmod(stat.S_IRWXU)
-        readable = [str(path) for path in (TESTS, software, Path(sys.prefix), Path(sys.base_prefix))]
-        ports = ports_from(FIRST_PORT).model_copy(update={"readable": tuple(readable)})
         return start_server(
             repository, ports, triton_home=tmp_path, python=software / "python", state=state, digest=DIGEST,
             links={"llm/1/checkpoint": bytes_checkpoint}, wait_seconds=60,
@@ -128,8 +121,7 @@ def test_what_keeps_it_from_starting_is_told_by_its_own_last_errors(slot):
 
 def test_users_ask_by_openais_api_alone(slot, tmp_path):
     server = slot()
-    green = ports_from(FIRST_PORT + 10)
-    port, admin = FIRST_PORT + 20, FIRST_PORT + 21
+    green, (port, admin) = server_ports(), free_ports(2)
     place = EnvoyPlace(port=port, admin_port=admin, only_openai=True)
     slots = {"blue": server.ports, "green": green}
     router = start_router(place, slots, tmp_path / "router", initial=all_to("blue", owner="test", epoch=0))

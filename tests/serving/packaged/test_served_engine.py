@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from served import ask, eventually, leave, metric, ports_from, post
+from served import ask, eventually, leave, metric, post, stop
 
 pytest.importorskip("tritonclient")
 
@@ -22,18 +22,14 @@ from tritonclient import grpc
 from tritonclient.grpc import model_config_pb2
 
 from llm_pipeline.artifacts.golden import GoldenPrompt, read_golden
-from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.policy import StagingPolicy
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
-from llm_pipeline.serving.model_repository import write_repository
 from llm_pipeline.serving.probes import probe
 from llm_pipeline.serving.repository_links import read_links
-from llm_pipeline.serving.triton_server import start_server, stop_server
 
 pytestmark = pytest.mark.slow
 
 DOUBLE = Path(__file__).parents[2] / "doubles/triton_engine_model/model.py"
-ENGINE = ArtifactRef(kind="engine", digest="e" * 64)
 ANSWERS = {
     "which colour?": "The moon is red, said the cat.",
     "characters": "é 日本 😀 done",
@@ -51,39 +47,28 @@ def engine(gpu_engine, byte_tokenizer):
 
 
 @pytest.fixture(scope="module")
-def repository(engine, tmp_path_factory):
+def repository(engine, package):
     golden = [GoldenPrompt(prompt="which colour?", completion=ANSWERS["which colour?"], maximum_tokens=40)] * 20
-    destination = tmp_path_factory.mktemp("engine") / "repository"
-    write_repository(engine[0], golden, {"quantization": "FP8"}, engine[1], destination, engine_ref=ENGINE)
-    return destination
+    return package(*engine, golden)
 
 
 @pytest.fixture(scope="module")
-def serve(repository, engine, model_python, triton_home, tmp_path_factory):
+def serve(repository, engine, start, tmp_path_factory):
     answers = tmp_path_factory.mktemp("answers") / "answers.json"
     answers.write_text(json.dumps(ANSWERS))
-    served = shutil.copytree(repository, tmp_path_factory.mktemp("doubled") / "repository")
+    served = shutil.copytree(repository, answers.with_name("repository"))
     path = served / "tensorrt_llm/config.pbtxt"
     config = text_format.Parse(path.read_text(), model_config_pb2.ModelConfig())
     config.backend = "python"
     path.write_text(text_format.MessageToString(config))
-
-    def serve(state, first_port):
-        ports = ports_from(first_port, answers)
-        return start_server(
-            served, ports, triton_home=triton_home, python=model_python, state=state,
-            links={"tensorrt_llm/1/engine": engine[0], "tensorrt_llm/1/model.py": DOUBLE},
-            environment={"ENGINE_DOUBLE_COMPLETIONS": str(answers), "ENGINE_DOUBLE_SECONDS_PER_TOKEN": "0.005"},
-        )  # fmt: skip
-
-    return serve
+    links = {"tensorrt_llm/1/engine": engine[0], "tensorrt_llm/1/model.py": DOUBLE}
+    environment = {"ENGINE_DOUBLE_COMPLETIONS": str(answers), "ENGINE_DOUBLE_SECONDS_PER_TOKEN": "0.005"}
+    return lambda: start(served, answers, links=links, environment=environment)
 
 
 @pytest.fixture(scope="module")
-def server(serve, tmp_path_factory):
-    state = tmp_path_factory.mktemp("slot") / "engine"
-    yield serve(state, 18570)
-    stop_server(state)
+def server(serve):
+    return serve()
 
 
 def asking(prompt="which colour?", maximum_tokens=40, **options):
@@ -91,13 +76,12 @@ def asking(prompt="which colour?", maximum_tokens=40, **options):
 
 
 def test_the_engine_is_linked_and_not_copied(repository):
-    assert read_links(repository) == {"tensorrt_llm/1/engine": ENGINE}
+    assert list(read_links(repository)) == ["tensorrt_llm/1/engine"]
     assert not list(repository.rglob("*.engine"))
 
 
 def test_the_golden_prompts_and_every_other_probe_pass(server, repository):
-    endpoint = server.endpoint
-    judgement = asyncio.run(probe(endpoint, read_golden(repository), StagingPolicy()))
+    judgement = asyncio.run(probe(server.endpoint, read_golden(repository), StagingPolicy()))
     assert judgement.verdict == "GO", judgement
 
 
@@ -180,32 +164,22 @@ def test_streams_of_clients_that_want_only_the_text_end_no_server(server):
         list(threads.map(stream, [8] * 8))
 
 
-@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
-def test_clients_of_the_classic_set_are_answered(model, server):
+def test_clients_of_the_classic_set_are_answered_and_streams_have_whole_characters(server):
     asked = {"text_input": "characters", "max_tokens": 60, "exclude_input_in_output": True, "stop_words": ["x", "yz"]}
-    status, answer = post(server, asked, model=model)
-    assert status == 200, answer
-    assert json.loads(answer)["text_output"] == ANSWERS["characters"]
-
-
-def test_the_bls_model_streams_whole_characters(server):
-    asked = {"text_input": "characters", "max_tokens": 60, "exclude_input_in_output": True, "stream": True}
-    asked |= {"stop_words": ["x", "yz"], "guided_decoding_guide_type": "regex", "guided_decoding_guide": "é.*"}
+    for model in ("ensemble", "tensorrt_llm_bls"):
+        status, answer = post(server, asked, model=model)
+        assert (status, json.loads(answer).get("text_output")) == (200, ANSWERS["characters"])
+    asked |= {"stream": True, "guided_decoding_guide_type": "regex", "guided_decoding_guide": "é.*"}
     status, answer = post(server, asked, model="tensorrt_llm_bls", verb="generate_stream")
     pieces = [json.loads(line[5:])["text_output"] for line in answer.splitlines() if line.startswith("data:")]
     assert (status, "".join(pieces)) == (200, ANSWERS["characters"])
     assert not any("\ufffd" in piece for piece in pieces)
+    status, answer = post(server, {**asked, "image_url_input": "http://x/y.png"}, model="tensorrt_llm_bls")
+    assert (status, "not image_url_input" in answer) == (400, True)
 
 
-def test_the_bls_model_refuses_what_it_does_not_serve(server):
-    asked = {"text_input": "a picture", "max_tokens": 4, "image_url_input": "http://x/y.png"}
-    status, answer = post(server, asked, model="tensorrt_llm_bls")
-    assert status == 400
-    assert "not image_url_input" in answer
-
-
-def test_a_server_that_stops_ends_its_live_streams_and_leaves_in_time(serve, tmp_path):
-    stopped, endings = serve(tmp_path / "stopped", 18574), []
+def test_a_server_that_stops_ends_its_live_streams_and_leaves_in_time(serve):
+    stopped, endings = serve(), []
 
     async def watch():
         async with GenerationClient.of(stopped.endpoint) as client:
@@ -217,7 +191,7 @@ def test_a_server_that_stops_ends_its_live_streams_and_leaves_in_time(serve, tmp
         assert eventually(lambda: metric(stopped, "llm_active_requests") == 1)
     finally:
         started = time.monotonic()
-        stop_server(tmp_path / "stopped")
+        stop(stopped)
     assert time.monotonic() - started < 15
     watching.join(timeout=10)
     assert not watching.is_alive()

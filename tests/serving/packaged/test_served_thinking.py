@@ -8,16 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from served import ask, ports_from
+from served import ask, cpu_target
 
 pytest.importorskip("tritonclient")
 
-from llm_pipeline.artifacts.golden import GoldenPrompt
-from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.config.target import EngineLimits, Target
 from llm_pipeline.serving.client import GenerationRequest
-from llm_pipeline.serving.model_repository import write_repository
-from llm_pipeline.serving.triton_server import start_server, stop_server
 
 pytestmark = pytest.mark.slow
 
@@ -33,28 +28,16 @@ checkpoint = tiny_models.make("qwen3-thinking", directory / "checkpoint")
 target = Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu")
 engine_builder("openvino_cpu").build(BuildInputs(checkpoint, target, dtype="bfloat16"), directory / "engine")
 """
-TARGET = Target(
-    name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu",
-    limits=EngineLimits(maximum_sequences=4, maximum_queued_requests=4, kv_cache_blocks=64),
-)  # fmt: skip
 TURN = "<|im_start|>user\ntwo old trees<|im_end|>\n<|im_start|>assistant\n<think>"
 
 
-def test_an_answer_ends_where_the_model_ends_it(tmp_path, model_python, triton_home):
+def test_an_answer_ends_where_the_model_ends_it(tmp_path, package, start, model_python):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT}/tests/corpus"}
     command = [str(model_python), "-W", "ignore", "-c", BUILD, str(tmp_path)]
     subprocess.run(command, check=True, env=environment, stdout=sys.stderr, timeout=600)
-    golden = [GoldenPrompt(prompt="the cat", completion="?", maximum_tokens=4)]
-    repository, ref = tmp_path / "repository", ArtifactRef(kind="engine", digest="e" * 64)
-    write_repository(tmp_path / "engine", golden, {}, TARGET, repository, engine_ref=ref)
-    server = start_server(
-        repository, ports_from(18640), triton_home=triton_home, python=model_python, state=tmp_path / "slot"
+    server = start(package(tmp_path / "engine", cpu_target(4, 4, 64)))
+    answer, thinking = ask(
+        server, GenerationRequest(f"{TURN}</think>", maximum_tokens=40), GenerationRequest(TURN, maximum_tokens=40)
     )
-    try:
-        answer, thinking = ask(
-            server, GenerationRequest(f"{TURN}</think>", maximum_tokens=40), GenerationRequest(TURN, maximum_tokens=40)
-        )
-    finally:
-        stop_server(tmp_path / "slot")
     assert (answer.text, answer.finish_reason) == (" moon", "stop")
     assert (thinking.output_tokens, thinking.finish_reason) == (40, "length")
