@@ -88,7 +88,9 @@ def test_a_baseline_is_asked_everything(baseline):
     assert {name: summary.harness[name] for name in ("scorer", "maximum length")} == {
         "scorer": "hf", "maximum length": "128",
     }  # fmt: skip
-    assert "demo_choice" in format_evaluation(summary)
+    head, _, *rows = format_evaluation(summary).strip().splitlines()
+    cut = {row.split()[0]: int(row.split()[head.split().index("cut")]) for row in rows}
+    assert cut == {name: sum(item.cut for item in baseline.items if item.task == name) for name in EVALUATION.tasks}
 
 
 def test_a_damaged_source_is_an_anomalous_baseline(source, baseline, tmp_path):

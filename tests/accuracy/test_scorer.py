@@ -22,7 +22,6 @@ from small_tasks import CHOICE, SAY, SHOTS, TEMPLATE, write_chat_model, write_ta
 
 from llm_pipeline.accuracy import scorer as module
 from llm_pipeline.accuracy.evaluate import evaluate_baseline
-from llm_pipeline.accuracy.evaluation import format_evaluation
 from llm_pipeline.accuracy.scorer import Scorer, checkpoint_model
 from llm_pipeline.accuracy.tasks import load_tasks
 from llm_pipeline.artifacts.checkpoint_loading import load_tokenizer
@@ -223,11 +222,3 @@ def test_every_item_knows_what_guessing_scores(checkpoint, tasks):
     write_tasks(tasks, several | {"metric_list": [{"metric": "acc"}]})
     items = asked(checkpoint, tasks, "pick", "say", "several")
     assert {(item.task, item.chance) for item in items} == {("pick", 0.5), ("say", 0.0), ("several", 0.5)}
-
-
-def test_the_log_says_how_many_answers_were_cut(checkpoint, tasks, tmp_path):
-    evaluated = evaluate_baseline({"checkpoint": checkpoint, "tasks": tasks}, evaluation("say"), "float32", tmp_path)
-    cut = sum(item.cut for item in evaluated.items)
-    assert evaluated.summary.tasks["say"].cut == cut > 0
-    head, _, row = format_evaluation(evaluated.summary).strip().splitlines()
-    assert row.split()[head.split().index("cut")] == str(cut)

@@ -99,8 +99,3 @@ def test_what_a_server_refuses_is_told_without_its_key(inputs, tmp_path, monkeyp
         served(server, inputs, tmp_path, key="TEST_KEY")
     told = f"{refused.value!r} {refused.value.__cause__} {caplog.text} {capfd.readouterr()}"
     assert KEY not in told
-
-
-def test_a_server_that_is_away_is_worth_another_try(inputs, tmp_path):
-    with pytest.raises(Transient, match="3 attempts"):
-        evaluate_served(inputs[0], evaluation(), POLICY, Endpoint(url="http://127.0.0.1:9"), tmp_path)

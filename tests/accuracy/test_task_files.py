@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from llm_pipeline.accuracy.task_files import read_task_directory
 from llm_pipeline.base.errors import ConfigError
 
-DEMO = Path(__file__).parents[2] / "configs" / "tasks" / "demo"
 TASK = {"task": "a", "test_split": "test"}
 
 
@@ -26,26 +24,17 @@ def data(kind, files, **options):
     return TASK | {"dataset_path": kind, "dataset_kwargs": {"data_files": files, **options}}
 
 
-def test_documents_are_counted_where_they_lie_beside_the_task(tmp_path):
-    demo = read_task_directory(DEMO)
-    assert {name: demo.documents(name) for name in demo.tasks} == {"demo_choice": 600, "demo_generate": 3000}
-    write(tmp_path, a_yaml=TASK | {"dataset_path": "some/hub_dataset"})
-    assert read_task_directory(tmp_path).documents("a") is None
-
-
 @pytest.mark.parametrize(
     ("task", "count"),
     [
         (data("json", {"test": "rows.jsonl"}), 3),
-        (data("json", {"test": ["rows.jsonl", "more.jsonl"]}), 5),
         (data("json", {"test": "m*.jsonl"}), 2),
         (data("json", {"test": "array.json"}), None),
         (data("json", {"test": "rows.jsonl"}, field="rows"), None),
-        (data("json", {"test": "rows.jsonl"}, data_dir="."), 3),
         (data("csv", {"test": "rows.csv"}), None),
+        (TASK | {"dataset_path": "some/hub_dataset"}, None),
         (data("text", {"test": "lines.txt"}), 2),
         (data("json", "rows.jsonl") | {"test_split": "train"}, 3),
-        (data("parquet", {"test": "rows.jsonl"}), None),
     ],
 )
 def test_documents_of_each_kind_are_counted(tmp_path, task, count):

@@ -9,12 +9,10 @@ served by a real Triton, with the greedy text of the export that was read back. 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +21,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import yaml
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from waiting import free_port
 
 from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.errors import PipelineError
@@ -40,7 +42,6 @@ from llm_pipeline.serving.triton_server import RunningServer, start_server, stop
 ROOT = Path(__file__).parents[2]
 CONFIGS, TABLE = ROOT / "configs", ROOT / "docs" / "architectures.md"
 MODEL_PYTHON, TRITON = ROOT / ".envs/model/bin/python", ROOT / ".envs/triton"
-FIRST_PORT = 18510 + 100 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 TOKENS = 12
 MODELS = (
     "llama", "llama-odd-widths", "llama-large-vocabulary", "llama-sharded", "llama-tied", "qwen2", "qwen3", "qwen3-moe",
@@ -164,8 +165,7 @@ class Matrix:
         repository, state = engine.parent / "repository", engine.parent / "slot"
         write_repository(engine, golden, {}, self._release.release.target("cpu"), repository,
                          engine_ref=ArtifactRef(kind="engine", digest="e" * 64))  # fmt: skip
-        http, grpc, metrics, openai = _free_ports(4)
-        ports = ServerPorts(http=http, grpc=grpc, metrics=metrics, openai=openai)
+        ports = ServerPorts(**{name: free_port() for name in ("http", "grpc", "metrics", "openai")})
         try:
             server = start_server(repository, ports, triton_home=TRITON, python=MODEL_PYTHON, state=state)
             return _compare(server, expected, context)
@@ -173,16 +173,6 @@ class Matrix:
             return Outcome("", "", failed=f"serve: {error.message}")
         finally:
             stop_server(state)
-
-
-def _free_ports(count: int) -> list[int]:
-    found: list[int] = []
-    for port in range(FIRST_PORT + 40, FIRST_PORT + 100):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", port))
-            found.append(port)
-    return found[:count]
 
 
 def _environment() -> dict[str, str]:

@@ -74,15 +74,6 @@ def site(tmp_path: Path) -> Iterator[Site]:
     place.down()
 
 
-def test_answered_requests_count_as_answered(site) -> None:
-    site.serve()
-    users = site.users()
-    until(lambda: site.counted("ok") >= 20)
-    detached.stop(users)
-    record = site.record()
-    assert (record.failed, record.sent) == (0, record.ok)
-
-
 def test_users_survive_a_server_that_fails_or_is_down_and_a_lost_request_counts_with_its_reason(site) -> None:
     users = site.users()
     until(lambda: site.counted("failed") >= 5)

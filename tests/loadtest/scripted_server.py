@@ -30,7 +30,6 @@ class ScriptedServer:
 
     Attributes:
         seen: Bodies of the requests, in order.
-        headers: Their heads.
         connections: How many were opened.
         departures: Connections that the client closed within an answer.
         closed_when_asked: Kept connections that were closed with a request on its way.
@@ -38,7 +37,6 @@ class ScriptedServer:
 
     def __init__(self, *, stall_at: int = 0, stall_seconds: float = 0.0, tls: ssl.SSLContext | None = None) -> None:
         self.seen: list[dict[str, Any]] = []
-        self.headers: list[str] = []
         self.connections = self.departures = self.closed_when_asked = 0
         self._stall_at, self._stall_seconds = stall_at, stall_seconds
         self._tls = tls
@@ -83,7 +81,6 @@ class ScriptedServer:
                 if "reused" in asked["prompt"] and answered:
                     self.closed_when_asked += 1
                     return
-                self.headers.append(head)
                 self.seen.append(asked)
                 await self._answer(asked, writer)
                 answered += 1

@@ -44,16 +44,13 @@ def test_a_single_result_that_cannot_be_is_anomalous(name: str):
     assert "impossible results" in judgement.summary
 
 
-def test_answers_shorter_than_asked_for_are_anomalous_beyond_the_tolerated_share():
-    short = {"fault": Fault.SHORT, "output_tokens": 4}
-    assert judge_windows([window(300, 1, **short)], POLICY).verdict is Verdict.ANOMALOUS
+def test_answers_of_another_length_than_asked_for_are_anomalous_beyond_the_tolerated_share():
+    short, long = {"fault": Fault.SHORT, "output_tokens": 4}, {"fault": Fault.LONG, "output_tokens": 9}
+    for other in (short, long):
+        assert judge_windows([window(300, 1, **other)], POLICY).verdict is Verdict.ANOMALOUS
     assert judge_windows(4 * [window(900, 1, **short)], TOLERANT).verdict is Verdict.GO
     assert judge_windows(4 * [window(90, 1, **short)], TOLERANT).verdict is Verdict.INCONCLUSIVE, "one is chance"
     assert judge_windows([window(300, 12, **short)], TOLERANT).verdict is Verdict.ANOMALOUS
-
-
-def test_answers_longer_than_asked_for_are_anomalous():
-    assert judge_windows([window(300, 1, fault=Fault.LONG, output_tokens=9)], POLICY).verdict is Verdict.ANOMALOUS
 
 
 def test_what_the_hardware_allows_passes():
@@ -93,33 +90,21 @@ def alone(random: np.random.Generator, requests: int = 40, slowed: float = 1.0) 
         prompt, output = int(random.integers(16, 200)), int(random.integers(4, 33))
         computed = slowed * (0.01 + 5e-5 * prompt + 0.002 * output)
         total = computed * (1.0 + random.exponential(0.1)) + 0.001
-        rows.append(
-            answered(
-                number,
-                input_tokens=prompt,
-                output_tokens=output,
-                asked_tokens=output,
-                first_token_seconds=0.006,
-                last_token_seconds=total,
-                total_seconds=total,
-            )
-        )
+        times = dict.fromkeys(("last_token_seconds", "total_seconds"), total) | {"first_token_seconds": 0.006}
+        rows.append(answered(number, input_tokens=prompt, output_tokens=output, asked_tokens=output, **times))
     return rows
 
 
-def test_the_floor_is_what_an_answer_took_alone():
+def test_the_floor_is_what_an_answer_took_alone_and_lengths_that_were_not_seen_are_not_extrapolated():
     floor = FloorTimes.of(records(alone(np.random.default_rng(1))))
     told = floor.seconds(records([answered(0, input_tokens=100, output_tokens=20, asked_tokens=20)]))[0]
     assert told == pytest.approx(0.01 + 0.005 + 0.04, rel=0.1)
-
-
-def test_lengths_that_were_not_seen_alone_are_not_extrapolated():
-    floor = FloorTimes.of(records(alone(np.random.default_rng(1))))
     longest, longer, shortest, shorter = floor.seconds(
         records(answered(k, input_tokens=50, output_tokens=n) for k, n in enumerate((32, 4000, 4, 1)))
     )
     assert longer == longest
     assert shorter <= shortest / 4 * 1.001
+    assert not FloorTimes.of(records(alone(np.random.default_rng(1), 9))).known, "too few answers are no floor"
 
 
 def test_a_server_that_is_as_fast_under_load_as_alone_passes_on_a_host_that_is_twice_as_fast_now():
@@ -141,12 +126,6 @@ def test_a_server_that_keeps_answers_is_anomalous():
     judgement = judge_windows([mixed], POLICY, floor=floor)
     assert judgement.verdict is Verdict.ANOMALOUS
     assert "20 answers came in less than a third" in judgement.summary
-
-
-def test_too_few_answers_alone_are_no_floor():
-    floor = FloorTimes.of(records(alone(np.random.default_rng(1), 9)))
-    assert not floor.known
-    assert judge_windows(4 * [window(300)], POLICY, floor=floor).verdict is Verdict.GO
 
 
 def test_tokens_that_the_server_never_generated_are_anomalous():

@@ -45,7 +45,6 @@ def test_the_page_shows_intended_and_measured_split_rates_and_evidence(page: str
 
 
 def test_the_evidence_is_told_in_words(study: CanaryStudy) -> None:
-    assert study.evidence is not None
     told = "The strongest evidence against the candidate, slow first token, reached its threshold: "
     assert re.match(rf"{told}e-value [\d,]+, threshold 80\. ", evidence_in_words(study.evidence))
     early = study.evidence.model_copy(update={"looks": study.evidence.looks[:5]})

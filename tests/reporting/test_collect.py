@@ -78,21 +78,16 @@ def test_a_canary_tried_again_after_a_rollback_is_on_its_way_again(begun: Sample
     assert begun.headline().state == "on its way"
 
 
-def test_a_release_that_another_one_followed_is_replaced(tmp_path: Path) -> None:
-    release = whole_release(tmp_path)
-    release.point_at("another", "fp8")
-    assert release.headline().state == "replaced"
-
-
-def test_a_release_whose_very_repository_serves_already_is_in_production(tmp_path: Path) -> None:
+def test_a_release_is_replaced_by_another_one_but_not_where_its_very_repository_serves(tmp_path: Path) -> None:
     release = whole_release(tmp_path)
     production = read_place(release.store, "cpu").production
     package = release.store.read_document(f"releases/{RELEASE}/results/package.cpu.json").value
-    assert production is not None
     same = {"release_id": "earlier", "repository": ArtifactRef.model_validate(package["artifacts"]["repository"])}
     serve(release.store, "example/tiny-llama", "cpu", production.model_copy(update=same))
     assert release.headline().state == "in production"
     assert "Release earlier had put the very same model repository there" in release.headline().sentence
+    release.point_at("another", "fp8")
+    assert release.headline().state == "replaced"
 
 
 def test_recipes_give_no_verdict_while_they_are_tried_and_stop_a_release_if_none_passes(begun: SampleRelease) -> None:
@@ -143,21 +138,18 @@ def test_what_is_staged_by_hand_is_where_stop_looks_for_it(promoted: SampleRelea
     assert flow.here(here).state_directory("cpu", "staging") == f"{tmp_path}/s/cpu/staging"
 
 
-def test_the_headline_names_stage_error_place_and_advice(chosen: SampleRelease) -> None:
+def test_the_headline_names_stage_error_place_and_advice(chosen: SampleRelease, tmp_path: Path) -> None:
     chosen.fail("build", "cpu", ERROR)
     assert (chosen.headline().state, chosen.headline().verdict) == ("failed", None)
     assert chosen.headline().sentence == (
         "Build, cpu failed with Unsupported, at targets/cpu.yaml: the engine needs 92 GiB, the device has 80. "
         "What to do: take an int4 recipe (docs/runbooks.md#unsupported)."
     )
-
-
-def test_an_error_of_the_very_first_stages_still_makes_a_report(begun: SampleRelease) -> None:
-    begun.fail("download", "", StageCrashed("the process was killed"))
-    data = begun.report()
+    first = SampleRelease(tmp_path / "first")
+    first.fail("download", "", StageCrashed("the process was killed"))
     advice = "Trying again may help (docs/runbooks.md#stagecrashed)."
-    assert f"Download failed with StageCrashed: the process was killed. {advice}" in data.headline.sentence
-    assert "StageCrashed (transient)" in render_report(data)
+    assert f"Download failed with StageCrashed: the process was killed. {advice}" in first.headline().sentence
+    assert "StageCrashed (transient)" in render_report(first.report())
 
 
 def test_an_error_that_the_release_does_not_depend_on_is_told_and_stops_nothing(chosen: SampleRelease) -> None:

@@ -13,7 +13,6 @@ from llm_pipeline.reporting.figure import Plot
 from llm_pipeline.reporting.html import draw_plots, render_report
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>{{ 7*7 }}\"'&"
-TONES = ("good", "bad", "unsure")
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 
 
@@ -57,16 +56,18 @@ def plots(promoted_data) -> list[Plot]:
     return list(draw_plots(promoted_data))
 
 
-def test_nothing_is_loaded_from_anywhere(page: str) -> None:
+def test_nothing_is_loaded_from_anywhere_and_there_is_no_script(page: str) -> None:
     assert not re.search(r"https?:|//[a-z]|@import|url\((?!#)", page)
-    references = [value for name, value in read(page).attributes if name in ("src", "href", "xlink:href", "srcset")]
+    found = read(page)
+    references = [value for name, value in found.attributes if name in ("src", "href", "xlink:href", "srcset")]
     assert all(reference.startswith("#") for reference in references)
+    assert_inert(found)
 
 
-def test_there_is_no_script(page: str) -> None:
-    reader = read(page)
-    assert "script" not in reader.tags
-    assert not [name for name, _ in reader.attributes if name.startswith("on")]
+def assert_inert(found: Reader) -> None:
+    assert {"script", "img"}.isdisjoint(found.tags)
+    assert not [name for name, _ in found.attributes if name.startswith("on")]
+    assert found.open == []
 
 
 def test_text_from_outside_is_inert(promoted_data) -> None:
@@ -86,13 +87,9 @@ def test_text_from_outside_is_inert(promoted_data) -> None:
         }
     )
     html = render_report(data)
-    reader = read(html)
-    assert "script" not in reader.tags
-    assert "img" not in reader.tags
-    assert not [name for name, _ in reader.attributes if name.startswith("on")]
+    assert_inert(read(html))
     assert "49" not in re.findall(r"alert\(2\)&gt;(.{0,12})", html)
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
-    assert reader.open == []
 
 
 def test_no_poisoned_text_makes_an_element_an_attribute_or_a_hidden_character(promoted_data) -> None:
@@ -106,24 +103,6 @@ def test_no_poisoned_text_makes_an_element_an_attribute_or_a_hidden_character(pr
     assert len(html.encode()) < 2_000_000
 
 
-def _luminance(colour: str) -> float:
-    channels = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
-def test_text_and_marks_stand_out_from_their_background(page: str, scheme: int) -> None:
-    """WCAG 2.2: 4.5 for text (1.4.3), 3 for graphical marks (1.4.11)."""
-    colours = dict(re.findall(r"(--[a-z-]+): (#[0-9a-f]{6})", page.split("prefers-color-scheme: dark")[scheme]))
-    of_text = [("--ink", "--card"), ("--muted", "--card"), *((f"--{one}", f"--{one}-soft") for one in TONES)]
-    of_marks = [(f"--plot-{role}", "--card") for role in ("baseline", "candidate", *TONES)]
-    for pairs, least in ((of_text, 4.5), (of_marks, 3.0)):
-        for front, back in pairs:
-            bright, dim = sorted((_luminance(colours[front]), _luminance(colours[back])), reverse=True)
-            assert (bright + 0.05) / (dim + 0.05) >= least, (front, back)
-
-
 def test_every_plot_has_a_title_a_description_and_ids_of_its_own(plots: list[Plot], page: str) -> None:
     names = ["accuracy", "pareto", "latency-cpu", "latency-by-rate-cpu", "over-time-cpu", "canary-cpu"]
     assert [plot.name for plot in plots] == names
@@ -132,15 +111,12 @@ def test_every_plot_has_a_title_a_description_and_ids_of_its_own(plots: list[Plo
     assert len(ids) == len(set(ids))
 
 
-def test_a_release_that_stopped_early_still_has_a_report(begun) -> None:
+def test_a_release_that_stopped_early_shows_what_there_is(begun) -> None:
     html = render_report(begun.report())
     assert read(html).open == []
-    assert "No stage has finished yet." in html
-    assert "no verdict yet" in html
+    for told in ("No stage has finished yet.", "no verdict yet"):
+        assert told in html
     assert "<figure>" not in html
-
-
-def test_a_stopped_release_shows_what_there_is(begun) -> None:
     begun.measure_baseline()
     begun.try_recipes(["int4_naive"])
     html = render_report(begun.report())
@@ -164,9 +140,3 @@ def test_an_interval_beyond_the_axis_has_its_numbers(promoted_data, plots: list[
         assert part.loss is not None
         numbers = f"{100 * part.loss.estimate:+.2f}  ({100 * part.loss.lower:+.2f} to {100 * part.loss.upper:+.2f})"
         assert f">{numbers}</text>" in forest.svg
-
-
-def test_the_gate_table_shows_the_evidence_that_decided(promoted_data) -> None:
-    for gate in promoted_data.gates:
-        assert gate.decisive is not None
-        assert gate.decisive.verdict is gate.judgement.verdict
