@@ -13,14 +13,10 @@ from numpy.typing import NDArray
 from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.loadtest.measure import MeasuredWindow
-from llm_pipeline.loadtest.physics import TOLERANCE, FloorTimes, PhysicalLimits, seconds_from_send
+from llm_pipeline.loadtest.physics import TOLERANCE, PhysicalLimits, seconds_from_send
 from llm_pipeline.loadtest.records import Fault, Records
 from llm_pipeline.statistics.intervals import more_than
 
-FASTER_THAN_ALONE = 1.0 / 3.0
-"""Share of the time alone below which an answer was not computed. A shared host may be twice as fast at times."""
-
-_FASTER_SHARE, _FASTER_REQUESTS = 0.001, 3
 _COUNTERS_AGREE = 0.05
 _FEWEST_SAMPLES = 2
 _SHOWN = 3
@@ -64,22 +60,6 @@ def against_physics(windows: Sequence[Records], physics: PhysicalLimits | None) 
             f"throughput, {most}", busiest, 1.0 / TOLERANCE, len(ratios), busy if busiest > 1.0 / TOLERANCE else ""
         ),
     ]
-
-
-def against_floor(windows: Sequence[Records], floor: FloorTimes | None) -> list[Evidence]:
-    """Whether answers came much faster under load than alone."""
-    answered = _timed(windows)
-    if floor is None or not floor.known or not answered:
-        return []
-    ratios = np.concatenate([_ratio(seconds_from_send(window), floor.seconds(window)) for window in answered])
-    faster, least = int(np.sum(ratios < FASTER_THAN_ALONE)), float(np.min(ratios))
-    detail = (
-        f"{faster} answers came in less than a third of the time that the server alone needs for as many tokens: they "
-        "were not computed."
-    )
-    anomalous = faster >= max(_FASTER_REQUESTS, _FASTER_SHARE * len(ratios))
-    name = "fastest answer, relative to an idle server's"
-    return [_relative(name, least, FASTER_THAN_ALONE, len(ratios), detail if anomalous else "")]
 
 
 def against_server(sent: Sequence[MeasuredWindow]) -> list[Evidence]:

@@ -31,7 +31,7 @@ from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel
 from llm_pipeline.loadtest import anomalies
 from llm_pipeline.loadtest.measure import MeasuredWindow, client_lag_seconds, rate_share
-from llm_pipeline.loadtest.physics import FloorTimes, PhysicalLimits
+from llm_pipeline.loadtest.physics import PhysicalLimits
 from llm_pipeline.loadtest.records import Fault, Records
 from llm_pipeline.statistics.intervals import critical_value, deviation_in_turn, more_than
 
@@ -89,7 +89,6 @@ def judge_windows(
     policy: LoadTestPolicy,
     *,
     sent: Sequence[MeasuredWindow] = (),
-    floor: FloorTimes | None = None,
     physics: PhysicalLimits | None = None,
 ) -> Judgement:
     """Judge windows of one rate, each with a seed of its own, together.
@@ -98,7 +97,6 @@ def judge_windows(
         windows: What is judged; void ones are left out here.
         policy: When the server is fast enough.
         sent: All that was sent for it, with the token counters of the server, which are held against the answers.
-        floor: What the server took alone.
         physics: What its hardware allows at best.
 
     Returns:
@@ -134,7 +132,6 @@ def judge_windows(
         *anomalies.other_lengths(judged, policy),
         *anomalies.against_server(sent),
         *anomalies.against_physics(judged, physics),
-        *anomalies.against_floor(judged, floor),
         enough,
         _failures(counted, policy),
         *attained,

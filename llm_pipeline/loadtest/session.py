@@ -32,7 +32,7 @@ from llm_pipeline.loadtest.duration import WARM_UP_REQUESTS, alone_seconds, wind
 from llm_pipeline.loadtest.gate import judge_windows, probe_verdict, void_reason
 from llm_pipeline.loadtest.measure import MeasuredWindow
 from llm_pipeline.loadtest.outcome import LoadTestOutcome, RatePoint
-from llm_pipeline.loadtest.physics import FloorTimes, PhysicalLimits
+from llm_pipeline.loadtest.physics import PhysicalLimits
 from llm_pipeline.loadtest.records import Records
 from llm_pipeline.loadtest.windows import Windows
 
@@ -67,19 +67,19 @@ def run_session(windows: Windows, *, users: int, physics: PhysicalLimits | None 
     """
     warm_up(windows, users)
     seconds = alone_seconds(windows.workload)
-    floor = FloorTimes.of(windows.closed("floor", 1, seconds, most=_ALONE_REQUESTS, keep=True))
+    windows.closed("floor", 1, seconds, most=_ALONE_REQUESTS, keep=True)
     windows.closed("ceiling", users, seconds, most=users * _REQUESTS_A_USER, keep=True)
     workload, policy = windows.workload, windows.policy
     target = windows.open("target", "target", workload.rate_per_second, workload.duration_seconds, keep=True)
     sent = MeasuredWindow(target, workload.duration_seconds, windows.summaries[-1].server)
     place = np.arange(len(target)) * policy.windows // max(1, len(target))
     parts = [target.where(place == number) for number in range(policy.windows)]
-    judgement = judge_windows(parts, policy, sent=[sent], floor=floor, physics=physics)
+    judgement = judge_windows(parts, policy, sent=[sent], physics=physics)
     rates, confirmed = tuple[RatePoint, ...](), None
     if judgement.verdict is not Verdict.ANOMALOUS:
         rates = search(windows, target)
     if judgement.verdict not in (Verdict.ANOMALOUS, Verdict.NO_GO):
-        judgement, confirmed = confirm(windows, rates, floor, physics)
+        judgement, confirmed = confirm(windows, rates, physics)
     return LoadTestOutcome(
         target_rate_per_second=workload.rate_per_second,
         windows=tuple(windows.summaries),
@@ -135,7 +135,7 @@ def _point(windows: Windows, rate: float, records: Records) -> RatePoint:
 
 
 def confirm(
-    windows: Windows, rates: tuple[RatePoint, ...], floor: FloorTimes, physics: PhysicalLimits | None = None
+    windows: Windows, rates: tuple[RatePoint, ...], physics: PhysicalLimits | None = None
 ) -> tuple[Judgement, float | None]:
     """Confirm a share of the highest rate, or less, but never less than the target.
 
@@ -144,7 +144,6 @@ def confirm(
     Args:
         windows: What measures.
         rates: The search's probes, by rising rate; none when none was looked for.
-        floor: What the server took alone.
         physics: What the hardware allows at best.
 
     Returns:
@@ -165,7 +164,7 @@ def confirm(
             if 2 * void <= len(records):
                 break
             _log.warning("the load generator fell behind in most windows", void=void, windows=len(records))
-        judgement = judge_windows(held, policy, sent=sent, floor=floor, physics=physics)
+        judgement = judge_windows(held, policy, sent=sent, physics=physics)
         if judgement.verdict in (Verdict.GO, Verdict.ANOMALOUS):
             break
         _log.info("not confirmed", per_second=round(rate, 3), verdict=str(judgement.verdict))

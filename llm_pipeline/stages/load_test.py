@@ -277,7 +277,7 @@ def _production(flow: ReleaseProgress, target: str, candidate: ArtifactRef) -> A
 
 STAGE = Stage(
     name="load_test",
-    version=9,
+    version=10,
     config=LoadTestConfig,
     request=request,
     run=run,

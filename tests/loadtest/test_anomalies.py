@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
-from load_windows import Row, answered, records, window
+from load_windows import answered, records, window
 
 from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel
 from llm_pipeline.loadtest.gate import judge_windows
 from llm_pipeline.loadtest.measure import MeasuredWindow
 from llm_pipeline.loadtest.outcome import ServerUse
-from llm_pipeline.loadtest.physics import FloorTimes, PhysicalLimits
+from llm_pipeline.loadtest.physics import PhysicalLimits
 from llm_pipeline.loadtest.records import Fault
 
 POLICY = LoadTestPolicy(service_level=ServiceLevel(first_token_milliseconds=500, end_to_end_milliseconds=2000))
@@ -81,51 +80,6 @@ def test_more_tokens_a_second_than_the_hardware_computes_are_anomalous():
     assert judge_windows([crowd], POLICY, physics=PHYSICS).verdict is Verdict.ANOMALOUS
     twice = PHYSICS.model_copy(update={"tokens_per_second": 4000.0})
     assert judge_windows(4 * [crowd], POLICY, physics=twice).verdict is Verdict.GO
-
-
-def alone(random: np.random.Generator, requests: int = 40, slowed: float = 1.0) -> list[Row]:
-    """10 ms, 0.05 ms for each token of the prompt and 2 ms for each of the answer; some are disturbed."""
-    rows = []
-    for number in range(requests):
-        prompt, output = int(random.integers(16, 200)), int(random.integers(4, 33))
-        computed = slowed * (0.01 + 5e-5 * prompt + 0.002 * output)
-        total = computed * (1.0 + random.exponential(0.1)) + 0.001
-        times = dict.fromkeys(("last_token_seconds", "total_seconds"), total) | {"first_token_seconds": 0.006}
-        rows.append(answered(number, input_tokens=prompt, output_tokens=output, asked_tokens=output, **times))
-    return rows
-
-
-def test_the_floor_is_what_an_answer_took_alone_and_lengths_that_were_not_seen_are_not_extrapolated():
-    floor = FloorTimes.of(records(alone(np.random.default_rng(1))))
-    told = floor.seconds(records([answered(0, input_tokens=100, output_tokens=20, asked_tokens=20)]))[0]
-    assert told == pytest.approx(0.01 + 0.005 + 0.04, rel=0.1)
-    longest, longer, shortest, shorter = floor.seconds(
-        records(answered(k, input_tokens=50, output_tokens=n) for k, n in enumerate((32, 4000, 4, 1)))
-    )
-    assert longer == longest
-    assert shorter <= shortest / 4 * 1.001
-    assert not FloorTimes.of(records(alone(np.random.default_rng(1), 9))).known, "too few answers are no floor"
-
-
-def test_a_server_that_is_as_fast_under_load_as_alone_passes_on_a_host_that_is_twice_as_fast_now():
-    random = np.random.default_rng(2)
-    floor = FloorTimes.of(records(alone(random)))
-    for slowed in (1.0, 0.5, 5.0):
-        given = records(alone(random, 400, slowed))
-        assert judge_windows(4 * [given], POLICY, floor=floor).verdict is Verdict.GO, slowed
-
-
-def test_a_server_that_keeps_answers_is_anomalous():
-    random = np.random.default_rng(2)
-    floor, rows = FloorTimes.of(records(alone(random))), alone(random, 400)
-    kept = [
-        row | {"first_token_seconds": 0.003, "last_token_seconds": 0.0031, "total_seconds": 0.0032}
-        for row in rows[::20]
-    ]
-    mixed = records([row for row in rows if row["number"] % 20] + kept)
-    judgement = judge_windows([mixed], POLICY, floor=floor)
-    assert judgement.verdict is Verdict.ANOMALOUS
-    assert "20 answers came in less than a third" in judgement.summary
 
 
 def test_tokens_that_the_server_never_generated_are_anomalous():
