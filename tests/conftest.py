@@ -210,3 +210,28 @@ def kubernetes_server():
 
     with module.kubernetes_server() as server:
         yield server
+
+
+@pytest.fixture
+def engine(tmp_path, monkeypatch):
+    """The double of a Docker engine, with one image."""
+    sys.path.insert(0, str(_TESTS / "doubles"))
+    from docker_engine import DockerEngine
+
+    double = DockerEngine(tmp_path)
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{double.socket}")
+    yield double
+    double.close()
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    """The double of a Kubernetes API server."""
+    sys.path.insert(0, str(_TESTS / "doubles"))
+    from kubernetes_api import KubernetesApi
+
+    double = KubernetesApi(tmp_path)
+    monkeypatch.setenv("KUBECONFIG", str(double.kubeconfig()))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    yield double
+    double.close()

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
-from otlp_receiver import Telemetry, otlp_receiver
 from safetensors_files import write_safetensors
 from waiting import free_port
 
@@ -29,9 +28,6 @@ SETTINGS = {
     "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": "admin:admin,nobody:",
     "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "6",  # how soon a dead triggerer's triggers are taken over
     "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "1",
-    "AIRFLOW__METRICS__OTEL_ON": "True",
-    "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
-    "OTEL_METRIC_EXPORT_INTERVAL": "10000",
 }
 _WATCH = "watch: { poll_minutes: 0.05, quiet_minutes: 0 }\n"
 
@@ -46,7 +42,6 @@ class RealAirflow:
         release: The releases `tiny` and `one_target`, of two targets and of one; a person approves.
         watched: The release `watched`, started by what the hub publishes; its download fails.
         hub: The directory of the hub's repositories.
-        telemetry: The metrics that Airflow sends.
     """
 
     home: Path
@@ -54,12 +49,10 @@ class RealAirflow:
     release: Project
     watched: Project
     hub: Path
-    telemetry: Telemetry
 
     def start(self) -> AirflowAccess:
         """Start what does not run."""
-        settings = SETTINGS | {"OTEL_EXPORTER_OTLP_ENDPOINT": self.telemetry.url}
-        return start_airflow(self.home, PORT, releases=self.release.config.parent, settings=settings)
+        return start_airflow(self.home, PORT, releases=self.release.config.parent, settings=SETTINGS)
 
     def token(self, user: str) -> dict[str, str]:
         """The headers of a user who is logged in."""
@@ -117,15 +110,13 @@ def running(root: Path, make_project: Callable[..., Project], empty_database: Pa
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     release = _release(make_project(root / "release", approval=True))
     watched = _watched(release, root / "watched", f"http://127.0.0.1:{port}")
-    access = AirflowAccess("", "")
-    with otlp_receiver() as telemetry:
-        airflow = RealAirflow(home=home, access=access, release=release, watched=watched, hub=hub, telemetry=telemetry)
-        try:
-            yield replace(airflow, access=airflow.start())
-        finally:
-            stop_airflow(home)
-            server.kill()
-            server.wait()
+    airflow = RealAirflow(home=home, access=AirflowAccess("", ""), release=release, watched=watched, hub=hub)
+    try:
+        yield replace(airflow, access=airflow.start())
+    finally:
+        stop_airflow(home)
+        server.kill()
+        server.wait()
 
 
 def make_home(home: Path, empty_database: Path) -> None:

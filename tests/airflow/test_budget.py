@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-
 import pytest
 from llm_pipeline_airflow.approvals import DecisionOperator
 from llm_pipeline_airflow.dag_factory import release_dag
+from llm_pipeline_airflow.faults import Refused
 
 from llm_pipeline.base.errors import ConfigError, ExitCode
 from llm_pipeline.base.verdict import Verdict
@@ -161,28 +160,15 @@ def test_a_cost_is_refused_as_budget_where_a_gpu_has_no_price(project):
     check_budget(load_release(project.config), [on_gpu])
 
 
-@pytest.mark.slow
-def test_the_dag_asks_and_a_refusal_fails_it(project, airflow_database, monkeypatch, caplog):
-    monkeypatch.setenv("AIRFLOW__LLM_PIPELINE__RELEASES", str(project.config.parent))
-    monkeypatch.setattr("llm_pipeline_airflow.dag_options._FIRST_DELAY", timedelta(0))
-    asked = []
-
-    def ask(operator, context, _awaited) -> object:
-        asked.append((operator.task_id, operator.subject))
-        now = datetime.now(UTC)
-        event = {
-            "chosen_options": [operator.REJECT],
-            "params_input": {},
-            "responded_at": now,
-            "responded_by_user": None,
-        }
-        return operator.execute_complete(context, event)
-
-    monkeypatch.setattr(DecisionOperator, "ask", ask)
-    dag = release_dag(project.config)
-    ended = dag.test()
-    assert str(ended.state) == "failed"
-    assert asked == [("plan", "Spend more than the budget on demo/tiny?")]
-    states = {ti.task_id: str(ti.state) for ti in ended.get_task_instances()}
-    assert (states["plan"], states["download"]) == ("failed", "upstream_failed")
+def test_the_dag_shows_the_plan_and_asks_and_a_refusal_fails_it(project, monkeypatch, caplog):
+    run(project, None)
+    task = release_dag(project.config).get_task("plan")
+    task.release_id = RELEASE
+    monkeypatch.setattr(DecisionOperator, "check_claim", lambda *_, **__: None)
+    monkeypatch.setattr(DecisionOperator, "ask", lambda operator, *_: operator.subject)
+    caplog.set_level("INFO")
+    assert task.execute({}) == "Spend more than the budget on demo/tiny?"
     assert "stages (" in caplog.text  # the plan's table
+    event = {"chosen_options": ["Reject"], "params_input": {}, "responded_by_user": {"id": "1", "name": "anna"}}
+    with pytest.raises(Refused, match=r"denied by anna, .*: .*is planned to take"):
+        task.execute_complete({}, event)

@@ -11,17 +11,13 @@ import pytest
 from waiting import until
 
 from llm_pipeline.base import detached
-from llm_pipeline.base.errors import ExitCode, Terminal
-from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.local_run import LocalRun, ask_on_terminal
-from llm_pipeline.release.loading import load_release
-from llm_pipeline.release_progress import ReleaseProgress
+from llm_pipeline.base.errors import ExitCode
+from llm_pipeline.local_run import ask_on_terminal
 
 pytestmark = pytest.mark.slow
 
 SMALL = {"recipes: [small, large]": "recipes: [small]", "targets: [cpu-a, cpu-b]": "targets: [cpu-a]"}
 QUICK_END = {"download": {"error": "terminal"}}
-LICENSE = {"resolve": {"metrics": {"license_change": "apache-2.0 -> llama3.3"}}}
 
 
 class Run:
@@ -117,30 +113,5 @@ def stop(project) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(("answer", "ends"), [(None, Verdict.INCONCLUSIVE), (False, Verdict.NO_GO)])
-def test_a_changed_licence_that_nobody_accepts_ends_the_release_before_a_byte_is_fetched(project, answer, ends):
-    project.script(**LICENSE)
-    questions: list[str] = []
-
-    def decide(question: str) -> bool | None:
-        questions.append(question)
-        return answer
-
-    assert LocalRun(project.config, approve=decide).run() is ends
-    assert questions == ["The licence of demo/tiny changed (apache-2.0 -> llama3.3). Release it?"]
-    assert stages_of(project) == {"resolve", "report"}
-
-
-def test_a_release_goes_on_with_an_accepted_licence(project):
-    project.script(**LICENSE, **QUICK_END)
-    with pytest.raises(Terminal, match="the test asked for a terminal error"):
-        LocalRun(project.config, approve=lambda _question: True).run()
-
-
 def test_without_a_terminal_nobody_can_be_asked():
     assert ask_on_terminal("Well?") is None
-
-
-def stages_of(project) -> set[str]:
-    deployment = load_release(project.config).deployment
-    return {stage for stage, _ in ReleaseProgress.open(deployment, "tiny-01234567-00000000").results()}

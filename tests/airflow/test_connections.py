@@ -65,20 +65,16 @@ def test_a_secret_in_the_environment_and_in_a_connection_is_refused(monkeypatch:
     assert not {"theirs", KEY} & set(str(refused.value).split())
 
 
-def test_a_secret_is_fetched_again_and_a_new_one_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_is_that_of_its_connection_as_it_is_now_and_none_of_another_deployments(monkeypatch, caplog) -> None:
     fetch_secrets(KEYS)
     monkeypatch.setenv("AIRFLOW_CONN_VLLM", json.dumps({"conn_type": "http", "password": "the-next-one"}))
     fetch_secrets(KEYS)
     assert os.environ["VLLM_TEST_KEY"] == "the-next-one"
-
-
-def test_a_deployment_without_its_connection_does_not_get_anothers_secret(caplog: pytest.LogCaptureFixture) -> None:
-    fetch_secrets(KEYS)
     fetch_secrets({"VLLM_TEST_KEY": "of_another_deployment"})
     assert not os.environ.get("VLLM_TEST_KEY")
     assert "the connection of_another_deployment" in caplog.text
     fetch_secrets(KEYS)
-    assert os.environ["VLLM_TEST_KEY"] == KEY
+    assert os.environ["VLLM_TEST_KEY"] == "the-next-one"
 
 
 def test_one_connection_holds_both_keys_of_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 import pytest
-from llm_pipeline_airflow.dag_factory import release_dag
 
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.inspection.comparison import compare
@@ -105,20 +104,3 @@ def test_a_candidate_that_fails_is_left_out_and_one_whose_recipe_failed_is_not_t
     stopped = {subject for stage, subject in in_process.ran if stage == "staging_down"}
     assert stopped == {"cpu-a:large", "cpu-b:large", "cpu-a"}
     assert {subject for stage, subject in in_process.ran if stage == "settle"} == {"cpu-a"}
-
-
-@pytest.mark.slow
-@pytest.mark.thorough  # the test above is its fast twin, with `test_dag_factory.py`
-def test_airflow_tries_and_chooses_the_same(project, in_process, airflow_database, monkeypatch):
-    monkeypatch.setenv("AIRFLOW__LLM_PIPELINE__RELEASES", str(project.config.parent))
-    in_process.ran.clear()
-    by_cost(project).script(**COSTS, **{"build/cpu-a:large:kv": {"error": "terminal"}})
-    run = release_dag(project.config).test()
-    assert str(run.state) == "success"  # a candidate that failed fails no release
-    flow = flow_of(project)
-    assert (flow.chosen_recipe("cpu-a"), flow.target("cpu-a").runtime.engine_args) == (
-        "small",
-        {"KV_CACHE_PRECISION": "u8"},
-    )
-    assert flow.chosen_recipe("cpu-b") == "large"
-    assert {subject for stage, subject in in_process.ran if stage == "settle"} == {"cpu-a", "cpu-b"}

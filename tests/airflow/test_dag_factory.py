@@ -31,10 +31,6 @@ def dag(project) -> DAG:
     return release_dag(project.config)
 
 
-def upstream(dag: DAG, task_id: str) -> set[str]:
-    return set(dag.get_task(task_id).upstream_task_ids)
-
-
 @pytest.mark.parametrize("kind", [*CONFIGS, "asks"])
 def test_tasks_edges_and_rules_of_the_dag_are_those_of_the_flow(project, kind):
     text = project.config.read_text()
@@ -91,11 +87,11 @@ def test_the_graph_is_seven_boxes_in_which_tasks_keep_their_names(dag):
 def test_the_turn_is_taken_first_without_a_worker_and_given_back_last_whatever_happened(dag):
     claim, give_back = dag.get_task("claim"), dag.get_task("give_back")
     assert (claim.is_setup, claim.mode) == (True, "reschedule")
-    assert (upstream(dag, "claim"), upstream(dag, "resolve")) == (set(), {"claim"})
-    assert upstream(dag, "give_back") == {"claim", "report"}
+    assert (claim.upstream_task_ids, dag.get_task("resolve").upstream_task_ids) == (set(), {"claim"})
+    assert give_back.upstream_task_ids == {"claim", "report"}
     others = {task.task_id for task in dag.tasks} - {"give_back"}
     assert set(give_back.get_flat_relative_ids(upstream=True)) == others
-    assert "recipes_1.quantize" in upstream(dag, "report"), "it may outlive a baseline that failed"
+    assert "recipes_1.quantize" in dag.get_task("report").upstream_task_ids, "it may outlive a baseline that failed"
 
 
 @pytest.mark.parametrize(

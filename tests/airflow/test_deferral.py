@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from airflow.sdk.exceptions import TaskDeferred
+from docker_engine import IMAGE
 from waiting import until
 
 from llm_pipeline.adapters.docker.adapter import DockerEnvironment
@@ -28,7 +29,6 @@ from llm_pipeline.runners.runners import Runners
 
 pytestmark = pytest.mark.slow
 
-IMAGE, DIGEST = "registry.test/llm/control:1", f"sha256:{'0' * 63}7"
 SUBJECT = "one"
 
 
@@ -42,35 +42,13 @@ class StateStore(dict):
         self.pop(key, None)
 
 
-@pytest.fixture
-def engine(tmp_path, monkeypatch):
-    from docker_engine import DockerEngine
-
-    double = DockerEngine(tmp_path)
-    double.images[IMAGE] = DIGEST
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{double.socket}")
-    yield double
-    double.close()
-
-
-@pytest.fixture
-def cluster(tmp_path, monkeypatch):
-    from kubernetes_api import KubernetesApi
-
-    api = KubernetesApi(tmp_path)
-    monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig()))
-    yield api
-    api.close()
-
-
 def in_containers(root: Path, python: str) -> dict:
     return {"runner": "docker", "image": IMAGE, "python": python, "network": "none"}
 
 
 def in_pods(root: Path, python: str) -> dict:
     claim = {"claim": "shared", "path": str(root), "writable": True}
-    image = "registry.test/llm/control@sha256:0"
-    return {"runner": "kubernetes", "namespace": "llm", "image": image, "python": python, "claims": [claim]}
+    return {"runner": "kubernetes", "namespace": "llm", "image": IMAGE, "python": python, "claims": [claim]}
 
 
 def put(project, make, **changes) -> None:

@@ -76,6 +76,7 @@ def test_a_guard_whose_host_is_gone_keeps_others_waiting_for_minutes_only(projec
     guard = made(project, "guard")
     assert guard.dagrun_timeout.total_seconds() <= 900
     assert guard.get_task("guard").retries == 0
+    assert guard.get_task("guard").task_type == "GuardOperator", "by which alert rules know it"
 
 
 def test_the_form_takes_only_what_there_is(project):

@@ -66,18 +66,6 @@ def test_parsing_is_quick_and_imports_nothing_heavy(project):
 
 
 @pytest.mark.parametrize(
-    ("added", "mistake"),
-    [("schedule: every day\n", "schedule 'every day'"), ("watch: {}\n", "needs a branch or a tag")],
-)
-def test_a_schedule_that_cannot_be_is_named(project, added, mistake):
-    text = project.config.read_text().replace("id: demo/tiny", f"id: demo/tiny, revision: {'a' * 40}")
-    project.config.write_text(text + added)
-    with pytest.raises(ConfigError, match=mistake):
-        check_release_configs((project.config.parent,))
-    assert not {name for name in dags_of((project.config.parent,)) if name.startswith("release__")}
-
-
-@pytest.mark.parametrize(
     ("key", "written", "kind"),
     [
         ("guard_schedule", "guard_schedule: every minute", "guard"),

@@ -8,7 +8,6 @@ from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskDeferred
@@ -37,9 +36,6 @@ from llm_pipeline.release.record import report_name
 from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.stages import canary
 from llm_pipeline.store.place_state import PlaceTaken, Pointer, claim_place, read_place
-
-if TYPE_CHECKING:
-    from .conftest import Project
 
 RELEASE = "tiny-01234567-00000000"
 NAME = decision_name(RELEASE, "approve")
@@ -85,10 +81,7 @@ def test_an_answer_at_the_terminal_is_a_document_that_says_who_when_and_about_wh
     assert (decision.answer, decision.targets) == ("approved", ("cpu-a", "cpu-b"))
     assert "@" in decision.by
     assert decision.by.endswith("run without Airflow")
-    assert decision.asked_at is not None
-    assert decision.answered_at is not None
-    assert decision.asked_at <= decision.answered_at
-    assert len(decision.evidence) == 64
+    assert 0 < decision.asked_at <= decision.answered_at
 
 
 def promoted(flow: ReleaseProgress) -> None:
@@ -152,45 +145,26 @@ def test_the_first_answer_stands_until_the_question_is_put_again(flow) -> None:
     assert (standing(flow).answer, standing(flow).by) == ("denied", "bob")
 
 
-@pytest.fixture
-def answered_ahead(tmp_path, make_project, in_process, monkeypatch):
-    """Runs a release whose question is answered by commands right before it would be asked; the project."""
+def test_who_answers_on_the_command_line_may_refuse_a_target_and_is_not_asked_again(
+    tmp_path, make_project, in_process, monkeypatch, capsys
+) -> None:
     project = make_project(tmp_path, approval=True)
     project.script()
     monkeypatch.setenv("LLM_PIPELINE_DEPLOYMENT", str(project.root / "configs/deployments/here.yaml"))
 
-    def run(codes: dict[str, int]) -> Project:
-        def answer(request) -> None:
-            if (request.stage, request.subject) == ("staging_down", "cpu-b"):
-                for arguments, code in codes.items():
-                    assert main(["approve", "tiny", *arguments.split()]) == code
+    def answer(request) -> None:  # right before it would be asked
+        if (request.stage, request.subject) == ("staging_down", "cpu-b"):
+            for arguments, code in (("--target cpu-c", 4), ("--target cpu-b", 0), ("--deny", 2)):
+                assert main(["approve", "tiny", *arguments.split()]) == code
 
-        def nobody(question: str) -> bool | None:
-            raise AssertionError(question)
-
-        in_process.before, in_process.ran = answer, []
-        try:
-            assert LocalRun(project.config, approve=nobody).run() is Verdict.GO
-        finally:
-            in_process.before = lambda _request: None
-        return project
-
-    return run
-
-
-def test_who_approved_on_the_command_line_is_not_asked_again(answered_ahead, capsys) -> None:
-    project = answered_ahead({"": 0, "--deny": 2})
-    out = capsys.readouterr().out
-    assert f"approved: {RELEASE} on cpu-a, cpu-b\n" in out
-    assert "too late, nothing was changed: it was approved by " in out
-    assert standing(flow_of(project)).asked_at is None
-
-
-def test_who_answers_on_the_command_line_may_refuse_a_target(answered_ahead, in_process, capsys) -> None:
-    answered_ahead({"--target cpu-c": 4, "--target cpu-b": 0})
+    monkeypatch.setattr(in_process, "before", answer)
+    monkeypatch.setattr(in_process, "ran", [])
+    assert LocalRun(project.config, approve=pytest.fail).run() is Verdict.GO
     said = capsys.readouterr()
     assert "nobody is asked about cpu-c -> it is about cpu-a, cpu-b" in said.err
     assert f"approved: {RELEASE} on cpu-b\n" in said.out
+    assert "too late, nothing was changed: it was approved by " in said.out
+    assert standing(flow_of(project)).asked_at is None
     moved = [subject for stage, subject in in_process.ran if stage in ("canary", "settle")]
     assert moved == ["cpu-b:5", "cpu-b:100", "cpu-b"], "cpu-a comes first, and is left as it is"
     assert not [stage for stage, _ in in_process.ran if stage == "rollback"]

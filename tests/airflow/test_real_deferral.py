@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from docker_engine import DockerEngine
 from real_airflow import Run, make_home
-from test_deferral import DIGEST, IMAGE, in_containers, put
+from test_deferral import in_containers, put
 from waiting import free_port, until
 
 from llm_pipeline.base import detached
@@ -61,14 +62,11 @@ class Jobs:
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory, make_project, empty_database) -> Iterator[Jobs]:
-    from docker_engine import DockerEngine
-
     root = tmp_path_factory.mktemp("jobs")
     home = root / "airflow"
     make_home(home, empty_database)
     (root / "engine").mkdir()
     engine = DockerEngine(root / "engine")
-    engine.images[IMAGE] = DIGEST
     (root / "containers").mkdir()
     project = make_project(root / "containers")
     put(project, in_containers)

@@ -14,28 +14,21 @@ import shutil
 import signal
 import struct
 import subprocess
-import sys
 import threading
 import uuid
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import ThreadingUnixStreamServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlparse
 
+from faulty_api import Patient, Refused, handler
+
+IMAGE, DIGEST = "registry.test/llm/model:1", f"sha256:{'0' * 63}7"
 _CONTAINER = re.compile(r"/containers/(?P<name>[^/]+)(?:/(?P<action>json|start|stop|kill|logs))?")
 _IMAGE = re.compile(r"/images/(?P<name>.+)/json")
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+")
 _NETWORKS = ("bridge", "host", "none")
-
-
-class Refused(Exception):
-    """An answer with a message and a status."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status, self.message = status, message
 
 
 @dataclass
@@ -73,20 +66,20 @@ class DockerEngine:
 
     Attributes:
         socket: Its unix socket.
-        images: Digest of each image that the engine has, by name.
+        images: Digest of each image that the engine has, by name; one at first.
         registry: The same for images that can be pulled.
         gpus: Whether there is a driver for GPUs.
     """
 
     def __init__(self, directory: Path) -> None:
         self.socket = directory / "docker.sock"
-        self.images: dict[str, str] = {}
+        self.images = {IMAGE: DIGEST}
         self.registry: dict[str, str] = {}
         self.gpus = False
         self._directory = directory
         self._lock = threading.RLock()
         self._containers: dict[str, Container] = {}
-        self._server = _Server(str(self.socket), _handler(self))
+        self._server = _Server(str(self.socket), handler(self.respond, lambda refused: {"message": refused.message}))
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
     def close(self) -> None:
@@ -123,14 +116,14 @@ class DockerEngine:
                 return 201, json.dumps(self._create(query.get("name", ""), body or {})).encode()
             if match := _CONTAINER.fullmatch(path):
                 return self._container(method, match["name"], match["action"], query)
-        raise Refused(404, "page not found")
+        raise Refused(404, "", "page not found")
 
     def _image(self, name: str) -> dict[str, Any]:
         for image, digest in self.images.items():
             repository = image.rpartition(":")[0]
             if name in (image, f"{repository}@{digest}"):
                 return {"Id": digest.replace("0", "1"), "RepoTags": [image], "RepoDigests": [f"{repository}@{digest}"]}
-        raise Refused(404, f"No such image: {name}")
+        raise Refused(404, "", f"No such image: {name}")
 
     def _pull(self, image: str) -> dict[str, Any]:
         if image not in self.registry:
@@ -142,15 +135,17 @@ class DockerEngine:
     def _create(self, name: str, options: dict[str, Any]) -> dict[str, Any]:
         host = options.get("HostConfig") or {}
         if not _NAME.fullmatch(name):
-            raise Refused(400, f"Invalid container name ({name})")
+            raise Refused(400, "", f"Invalid container name ({name})")
         if found := self._containers.get(name):
-            raise Refused(409, f'Conflict. The container name "/{name}" is already in use by container "{found.id}".')
+            raise Refused(
+                409, "", f'Conflict. The container name "/{name}" is already in use by container "{found.id}".'
+            )
         self._image(options["Image"])
         for mount in host.get("Mounts") or ():
             if not Path(mount["Source"]).exists():
-                raise Refused(400, f"invalid mount config: bind source path does not exist: {mount['Source']}")
+                raise Refused(400, "", f"invalid mount config: bind source path does not exist: {mount['Source']}")
             if mount["Source"] != mount["Target"]:
-                raise Refused(501, "this double mounts at the same path only")
+                raise Refused(501, "", "this double mounts at the same path only")
         container = Container(id=uuid.uuid4().hex * 2, name=name, options=options)
         self._containers[name] = container
         return {"Id": container.id, "Warnings": []}
@@ -158,7 +153,7 @@ class DockerEngine:
     def _container(self, method: str, name: str, action: str | None, query: dict[str, str]) -> tuple[int, bytes]:
         container = next((c for c in self._containers.values() if name in (c.name, c.id)), None)
         if container is None:
-            raise Refused(404, f"No such container: {name}")
+            raise Refused(404, "", f"No such container: {name}")
         if (method, action) == ("GET", "json"):
             return 200, json.dumps(container.inspected()).encode()
         if (method, action) == ("GET", "logs"):
@@ -169,23 +164,25 @@ class DockerEngine:
             return self._stop(container, float(query["t"]))
         if (method, action) == ("DELETE", None):
             if container.status == "running" and query.get("force") not in ("1", "True", "true"):
-                raise Refused(409, "cannot remove container: container is running: stop it first or force removal")
+                raise Refused(409, "", "cannot remove container: container is running: stop it first or force removal")
             container.signal(signal.SIGKILL)
             del self._containers[container.name]
             return 204, b""
-        raise Refused(404, "page not found")
+        raise Refused(404, "", "page not found")
 
     def _start(self, container: Container) -> tuple[int, bytes]:
         if container.process is not None:
             return 304, b""
         host, command = container.options["HostConfig"], container.options["Cmd"]
         if host.get("DeviceRequests") and not self.gpus:
-            raise Refused(500, 'could not select device driver "" with capabilities: [[gpu]]')
+            raise Refused(500, "", 'could not select device driver "" with capabilities: [[gpu]]')
         if host["NetworkMode"] not in _NETWORKS:
-            raise Refused(404, f"network {host['NetworkMode']} not found")
+            raise Refused(404, "", f"network {host['NetworkMode']} not found")
         if shutil.which(command[0]) is None:
             message = f'exec: "{command[0]}": stat {command[0]}: no such file or directory'
-            raise Refused(400, f"failed to create task for container: OCI runtime create failed: {message}: unknown")
+            raise Refused(
+                400, "", f"failed to create task for container: OCI runtime create failed: {message}: unknown"
+            )
         container.output = self._directory / f"{container.id}.log"
         environment = dict(variable.split("=", 1) for variable in container.options["Env"])
         with container.output.open("wb") as output:
@@ -226,35 +223,5 @@ def _frames(container: Container, tail: int) -> bytes:
     return b"".join(struct.pack(">BxxxL", 1, len(line)) + line for line in lines)
 
 
-class _Server(ThreadingUnixStreamServer):
-    daemon_threads = True
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exception(), ConnectionError):  # a client that hung up
-            super().handle_error(request, client_address)
-
-
-def _handler(engine: DockerEngine) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-        def answer(self) -> None:
-            length = int(self.headers.get("content-length") or 0)
-            text = self.rfile.read(length)
-            try:
-                status, data = engine.respond(self.command, self.path, json.loads(text) if text else None)
-            except Refused as refused:
-                status, data = refused.status, json.dumps({"message": refused.message}).encode()
-            self.send_response(status)
-            self.send_header("content-type", "application/json")
-            if status not in (204, 304):
-                self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        do_GET = do_POST = do_DELETE = answer  # noqa: N815
-
-    return Handler
+class _Server(Patient, ThreadingUnixStreamServer):
+    pass

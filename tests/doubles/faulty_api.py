@@ -16,7 +16,7 @@ Document = dict[str, Any]
 
 
 class Refused(Exception):
-    """An answer that is a `Status`."""
+    """An answer that is an error."""
 
     def __init__(self, code: int, reason: str, message: str) -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ class FaultyApi(ABC):
         self._faults_lock = threading.Lock()
         self.calls: list[str] = []
         self.before_put: list[Callable[[], None]] = []
-        self._server = Server(("127.0.0.1", 0), _handler(self))
+        self._server = Server(("127.0.0.1", 0), handler(self.respond, _status))
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def kubeconfig(self) -> Path:
@@ -96,18 +96,38 @@ def selected(thing: Document, selector: str) -> bool:
     return wanted.items() <= thing["metadata"].get("labels", {}).items()
 
 
-class Server(ThreadingHTTPServer):
+def _status(refused: Refused) -> Document:
+    document = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": refused.code}
+    return document | {"reason": refused.reason, "message": refused.message}
+
+
+class Patient:
+    """Mixed into a server: a client that hangs up is no error."""
+
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exception(), ConnectionError):  # a client that hung up
+        if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
 
-def _handler(api: FaultyApi) -> type[BaseHTTPRequestHandler]:
+class Server(Patient, ThreadingHTTPServer):
+    pass
+
+
+def handler(
+    respond: Callable[[str, str, Document | None], tuple[int, bytes]], told: Callable[[Refused], Document]
+) -> type[BaseHTTPRequestHandler]:
+    """Answers requests.
+
+    Args:
+        respond: One call: status and body; with status 0 the connection breaks off in the answer.
+        told: What a refusal is in an answer.
+    """
+
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True
+        wbufsize = -1  # head and body in one packet
 
         def log_message(self, *_: Any) -> None:
             pass
@@ -116,14 +136,13 @@ def _handler(api: FaultyApi) -> type[BaseHTTPRequestHandler]:
             length = int(self.headers.get("content-length") or 0)
             body = json.loads(self.rfile.read(length)) if length else None
             try:
-                status, data = api.respond(self.command, self.path, body)
+                status, data = respond(self.command, self.path, body)
             except Refused as refused:
-                status = refused.code
-                document = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": status}
-                data = json.dumps(document | {"reason": refused.reason, "message": refused.message}).encode()
+                status, data = refused.code, json.dumps(told(refused)).encode()
             self.send_response(status or 200)
             self.send_header("content-type", "application/json" if data.startswith(b"{") else "text/plain")
-            self.send_header("content-length", str(len(data)))
+            if status not in (204, 304):
+                self.send_header("content-length", str(len(data)))
             self.end_headers()
             self.wfile.write(data if status else data[: len(data) // 2])
             self.close_connection = self.close_connection or not status

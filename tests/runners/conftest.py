@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import tarfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,13 +26,13 @@ from llm_pipeline.runners.runners import Runners
 
 REPOSITORY = Path(__file__).parents[2]
 STAGE = Path(__file__).parent / "stages_for_tests" / "run_stage.py"
-IMAGE = "registry.test/llm/model:1"
-DIGEST = f"sha256:{'0' * 63}7"
 HERE = Placement(environment="control")
 
 sys.path[:0] = [str(REPOSITORY / "tests"), str(REPOSITORY / "tests" / "doubles")]
 
 from container_engine import real_engine
+from docker_engine import IMAGE
+from waiting import until
 
 
 @dataclass
@@ -55,10 +54,7 @@ class Place:
     @staticmethod
     def ended(runner: StageRunner, job: Job, seconds: float = 120.0) -> None:
         """Wait until the stage has ended."""
-        deadline = time.monotonic() + seconds
-        while runner.is_active(job):
-            assert time.monotonic() < deadline, "the stage did not end"
-            time.sleep(0.03)
+        until(lambda: not runner.is_active(job), seconds, look_seconds=0.03)
 
     def scripted(self, script: str, **environment: Any) -> Runners:
         """A runner whose stages are a shell script, in an environment with these settings."""
@@ -118,18 +114,6 @@ def process_place(deployment, python) -> Place:
 
 
 @pytest.fixture
-def engine(tmp_path: Path, monkeypatch) -> Iterator[Any]:
-    """The double of a Docker engine, with one image."""
-    from docker_engine import DockerEngine
-
-    double = DockerEngine(tmp_path)
-    double.images[IMAGE] = DIGEST
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{double.socket}")
-    yield double
-    double.close()
-
-
-@pytest.fixture
 def docker_place(deployment, python, engine) -> Place:
     there = DockerEnvironment(runner="docker", image=IMAGE, python=python, network="none")
     return Place(
@@ -183,27 +167,16 @@ def real_docker_place(deployment, python, real_container_engine, monkeypatch) ->
     )
 
 
-def _found(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig()))
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    yield cluster
-    cluster.close()
-
-
-@pytest.fixture
-def cluster(tmp_path: Path, monkeypatch) -> Iterator[Any]:
-    """The double of a Kubernetes API server."""
-    from kubernetes_api import KubernetesApi
-
-    yield from _found(KubernetesApi(tmp_path), monkeypatch)
-
-
 @pytest.fixture
 def real_kubernetes(tmp_path: Path, monkeypatch, kubernetes_server) -> Iterator[Any]:
     """A namespace of a real Kubernetes API server, with a double of a node."""
     from kubernetes_namespace import KubernetesNamespace
 
-    yield from _found(KubernetesNamespace(kubernetes_server, tmp_path), monkeypatch)
+    namespace = KubernetesNamespace(kubernetes_server, tmp_path)
+    monkeypatch.setenv("KUBECONFIG", str(namespace.kubeconfig()))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    yield namespace
+    namespace.close()
 
 
 def _in_pods(deployment, python, tmp_path, cluster, *, namespace: str, node: Any, patience_minutes: float) -> Place:

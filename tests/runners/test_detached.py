@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from llm_pipeline.base import detached
 
@@ -24,38 +25,27 @@ def start(tmp_path: Path, command: list[str]) -> detached.DetachedProcess:
     return detached.start("sleeper", command, tmp_path / "process.json", log=tmp_path / "log", directory=tmp_path)
 
 
-def wait_for_the_child(tmp_path: Path) -> None:
-    deadline = time.monotonic() + 120
-    while not (tmp_path / "stubborn").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def test_a_started_process_is_found_again_by_its_record(tmp_path: Path) -> None:
+def test_a_started_process_is_found_again_by_its_record_and_another_with_its_pid_is_not(tmp_path: Path) -> None:
     process = start(tmp_path, _SLEEP)
     try:
         found = detached.load(tmp_path / "process.json")
         assert found == process
         assert found.alive
+        assert not process.model_copy(update={"start_ticks": process.start_ticks - 1000}).alive
     finally:
         detached.stop(process)
     assert not process.alive
 
 
-def test_stopping_ends_children_that_ignore_sigterm(tmp_path: Path) -> None:
+@pytest.mark.parametrize("parent", ["stopped with it", "killed before"])
+def test_stopping_ends_children_that_ignore_sigterm(tmp_path: Path, parent: str) -> None:
     process = start(tmp_path, _PARENT_OF_A_STUBBORN_CHILD)
-    wait_for_the_child(tmp_path)
-    detached.stop(process, grace_seconds=0.5)
-    assert not process.session_alive
-
-
-def test_stopping_ends_children_whose_parent_was_killed(tmp_path: Path) -> None:
-    process = start(tmp_path, _PARENT_OF_A_STUBBORN_CHILD)
-    wait_for_the_child(tmp_path)
-    os.kill(process.pid, signal.SIGKILL)
-    os.waitpid(process.pid, 0)
-    assert not process.alive
-    assert process.session_alive
+    until((tmp_path / "stubborn").exists)
+    if parent == "killed before":
+        os.kill(process.pid, signal.SIGKILL)
+        os.waitpid(process.pid, 0)
+        assert not process.alive
+        assert process.session_alive
     detached.stop(process, grace_seconds=0.2)
     assert not process.session_alive
 
@@ -66,20 +56,11 @@ def test_stopping_ends_a_child_in_a_process_group_of_its_own_as_soon_as_the_grou
     child += "\ntime.sleep(60)"
     code = "import os, time; print(os.getpid(), file=open('stubborn', 'w'), flush=True); time.sleep(60)"
     process = start(tmp_path, [sys.executable, "-c", child, code])
-    wait_for_the_child(tmp_path)
+    until((tmp_path / "stubborn").exists)
     began = time.monotonic()
     detached.stop(process, grace_seconds=30)
     assert detached.process_start_ticks(int((tmp_path / "stubborn").read_text())) is None
     assert time.monotonic() - began < 20
-
-
-def test_another_process_with_the_same_pid_is_never_touched(tmp_path: Path) -> None:
-    process = start(tmp_path, _SLEEP)
-    stranger = process.model_copy(update={"start_ticks": process.start_ticks - 1000})
-    try:
-        assert not stranger.alive
-    finally:
-        detached.stop(process)
 
 
 @pytest.mark.parametrize("content", [b"", b'{"name": "slee', b"\xff\x00", b"{}"])
@@ -90,17 +71,3 @@ def test_a_damaged_record_names_no_process_and_is_told_once(
     record.write_bytes(content)
     assert [detached.load(record) for _ in range(3)] == [None] * 3
     assert caplog.text.count("the record of a process is damaged") == 1
-
-
-def test_a_process_started_elsewhere_survives_its_starter(tmp_path: Path) -> None:
-    code = (
-        "from pathlib import Path; from llm_pipeline.base import detached; import sys;"
-        f"d = Path({str(tmp_path)!r}); detached.start('s', {_SLEEP!r}, d / 'process.json', log=d / 'log')"
-    )
-    assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code]) == 0
-    process = detached.load(tmp_path / "process.json")
-    assert process is not None
-    try:
-        assert process.alive
-    finally:
-        detached.stop(process)

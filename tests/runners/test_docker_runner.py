@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from docker_engine import DIGEST
 
 from llm_pipeline.adapters.docker.engine import repository_of
 from llm_pipeline.base.errors import ConfigError, StageCrashed
 from llm_pipeline.runners.runner import Placement
 
 HERE = Placement(environment="control")
-_DIGEST = f"sha256:{'0' * 63}7"
 
 
 @pytest.fixture
@@ -21,8 +21,8 @@ def test_a_container_runs_by_digest_without_privilege_and_may_write_only_where_i
     job = place.scripted("sleep 60", memory_gib=2.0).submit(place.request(), HERE)
     options = engine.container(job.name).options
     host = options["HostConfig"]
-    assert options["Image"] == f"registry.test/llm/model@{_DIGEST}"
-    assert f"LLM_PIPELINE_CONTAINER=registry.test/llm/model@{_DIGEST}" in options["Env"]
+    assert options["Image"] == f"registry.test/llm/model@{DIGEST}"
+    assert f"LLM_PIPELINE_CONTAINER=registry.test/llm/model@{DIGEST}" in options["Env"]
     assert "Privileged" not in host
     assert (host["CapDrop"], host["SecurityOpt"], host["ReadonlyRootfs"]) == (["ALL"], ["no-new-privileges"], True)
     assert (host["Memory"], host["ShmSize"], host["Init"]) == (2 * 2**30, 2**30, True)
@@ -32,7 +32,7 @@ def test_a_container_runs_by_digest_without_privilege_and_may_write_only_where_i
 
 
 def test_an_image_that_the_engine_does_not_have_is_pulled(place, engine):
-    engine.registry["registry.test:5000/other:2"] = _DIGEST
+    engine.registry["registry.test:5000/other:2"] = DIGEST
     place.scripted("sleep 60", image="registry.test:5000/other:2").submit(place.request(), HERE)
     assert "registry.test:5000/other:2" in engine.images
 

@@ -9,6 +9,7 @@ import time
 from datetime import timedelta
 
 import pytest
+from waiting import until
 
 from llm_pipeline.adapters.kubernetes import api as kubernetes_api
 from llm_pipeline.adapters.kubernetes import runner as kubernetes
@@ -94,8 +95,7 @@ def test_log_lines_come_once_through_lost_answers_and_rotation(place, cluster):
 def test_a_pod_that_is_lost_is_a_transient_crash_that_says_how(place, cluster, happens, says, advice):
     runner = place.scripted("echo the last words; sleep 60")
     job = runner.submit(place.request(), HERE)
-    while not runner.read_log(job, 0)[0]:
-        time.sleep(0.01)
+    until(lambda: runner.read_log(job, 0)[0])
     happens(cluster, job.name)
     place.ended(runner, job)
     with pytest.raises(StageCrashed, match=says) as caught:

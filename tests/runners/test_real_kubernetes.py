@@ -6,10 +6,9 @@ server in `test_runner_contract.py`.
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from documented_roles import documented_rules, without
+from waiting import until
 
 from llm_pipeline.adapters.kubernetes import api as kubernetes_api
 from llm_pipeline.adapters.kubernetes import runner as kubernetes
@@ -34,36 +33,34 @@ def place(real_kubernetes_place):
 
 
 def says(runner, job, line):
-    deadline = time.monotonic() + 120
-    while line not in runner.read_log(job, 0)[0]:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: line in runner.read_log(job, 0)[0])
 
 
-def test_a_pod_that_quota_does_not_allow_is_told_with_the_words_of_the_cluster(place, real_kubernetes):
-    real_kubernetes.no_more_pods()
-    runner = place.scripted("", start_timeout_minutes=0.05)
+def _quota(namespace):
+    namespace.no_more_pods()
+
+
+def _full(namespace):
+    namespace.node.full = True
+
+
+@pytest.mark.parametrize(
+    ("trouble", "settings", "says"),
+    [
+        (_quota, {}, r"no pod was created: .*exceeded quota: none"),
+        (_full, {}, "3 Insufficient gpu"),
+        (lambda _: None, {"service_account": "builder"}, r'no pod was created: .*serviceaccount "builder" not found'),
+    ],
+    ids=["quota", "no node", "no account"],
+)
+def test_a_pod_that_does_not_start_in_time_is_told_with_the_words_of_the_cluster(
+    place, real_kubernetes, trouble, settings, says
+):
+    trouble(real_kubernetes)
+    runner = place.scripted("", start_timeout_minutes=0.05, **settings)
     job = runner.submit(place.request(), HERE)
     place.ended(runner, job)
-    with pytest.raises(RemoteStageTransient, match=r"no pod was created: .*exceeded quota: none"):
-        runner.outcome(job)
-    assert real_kubernetes.names() == []
-
-
-def test_a_service_account_that_is_not_there_is_told_with_the_words_of_the_cluster(place):
-    runner = place.scripted("", start_timeout_minutes=0.05, service_account="builder")
-    job = runner.submit(place.request(), HERE)
-    place.ended(runner, job)
-    with pytest.raises(RemoteStageTransient, match=r'no pod was created: .*serviceaccount "builder" not found'):
-        runner.outcome(job)
-
-
-def test_a_pod_that_no_node_takes_waits_for_its_time(place, real_kubernetes):
-    real_kubernetes.node.full = True
-    runner = place.scripted("", start_timeout_minutes=0.05)
-    job = runner.submit(place.request(), HERE)
-    place.ended(runner, job)
-    with pytest.raises(RemoteStageTransient, match="3 Insufficient gpu"):
+    with pytest.raises(RemoteStageTransient, match=says):
         runner.outcome(job)
 
 

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from llm_pipeline.base.errors import (
     ConfigError,
@@ -108,10 +109,7 @@ def test_cancelling_stops_the_stage_and_what_it_started(place):
     runner = place.runner()
     heart = Path(place.deployment.work_root) / "heart"
     job = runner.submit(place.request(heartbeat=str(heart), seconds=60), HERE)
-    deadline = time.monotonic() + 60
-    while not heart.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(heart.exists)
     place.runner().cancel(job)
     assert not runner.is_active(job)
     beats = heart.stat().st_size
@@ -145,27 +143,27 @@ def _run_nowhere(runner, place):
     return runner.outcome(job)
 
 
-def watched(runner, job):
-    watch, offset, deadline = Watch(job), 0, time.monotonic() + 120
-    while time.monotonic() < deadline and runner.is_active(job):
-        lines, offset = runner.read_log(job, offset)
-        watch.look(runner, lines)
-        time.sleep(0.1)
-
-
-@pytest.mark.parametrize("hang", ["stopped", "deaf"])
 def test_one_that_hangs_silently_and_ignores_signals_is_ended_from_outside_with_all_it_started(
-    place, hang, tmp_path, monkeypatch
+    place, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(time_limit, "GRACE_SECONDS", 0.1)
     limit = TimeLimit(seconds=3.0, setting="time_limit of policy p")
     heartbeat = tmp_path / "heartbeat"
-    request = place.request(lines=1, heartbeat=str(heartbeat), hang=hang, seconds=600)
+    request = place.request(lines=1, heartbeat=str(heartbeat), hang=True, seconds=600)
     runner = place.runner()
     job = runner.submit(request, HERE).model_copy(update={"time_limit": limit, "start_seconds": 120.0})
-    with pytest.raises(StageOutOfTime, match=r"time limit of 3\.0 s without any progress") as ended:
-        watched(runner, job)
-    assert "raise time_limit of policy p" in ended.value.hint
+    watch, offset = Watch(job), 0
+
+    def ended() -> bool:
+        nonlocal offset
+        active = runner.is_active(job)
+        lines, offset = runner.read_log(job, offset)
+        watch.look(runner, lines)
+        return not active
+
+    with pytest.raises(StageOutOfTime, match=r"time limit of 3\.0 s without any progress") as ended_at:
+        until(ended, look_seconds=0.1)
+    assert "raise time_limit of policy p" in ended_at.value.hint
     assert heartbeat.exists(), "it was at work before it was stopped"
     assert not runner.is_active(job)
     size = heartbeat.stat().st_size

@@ -4,7 +4,6 @@ that does what its configuration says.
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -23,13 +22,11 @@ log = get_logger("tests.stage")
 
 
 class Script(BaseModel):
-    """What the stage does: lines to log, a child to start that writes to a file, how to hang, seconds to take, how to
-    end.
-    """
+    """What the stage does: lines to log, a child to start that writes to a file, seconds to take, how to end."""
 
     lines: int = 0
     heartbeat: str = ""
-    hang: str = ""
+    hang: bool = False
     seconds: float = 0.0
     error: str = ""
 
@@ -44,8 +41,6 @@ def run(context: StageContext[Script]) -> StageOutput:
     if script.hang:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
-    if script.hang == "stopped":
-        os.kill(os.getpid(), signal.SIGSTOP)
     time.sleep(script.seconds)
     if script.error == "terminal":
         raise ConfigError("the test asked for a terminal error", hint="nothing to do")
