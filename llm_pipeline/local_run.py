@@ -347,16 +347,10 @@ class LocalRun:
 
     def _wait(self, job: Job, stage: str) -> StageResult:
         relay = LogRelay(logging.getLogger(f"llm_pipeline.stage.{stage}"), log)
-        offset, watch = 0, Watch(job)
-        while True:
-            active = self._runner.is_active(job)
-            lines, offset = self._runner.read_log(job, offset)
-            for line in lines:
-                relay.relay(line)
-            if not active:
-                return self._runner.outcome(job)
-            watch.look(self._runner, lines)
+        watch = Watch(job, relay.relay)
+        while watch.look(self._runner):
             time.sleep(_POLL_SECONDS)
+        return self._runner.outcome(job)
 
     def _line(self, result: StageResult, seconds: float) -> str:
         elapsed = time.monotonic() - self._started

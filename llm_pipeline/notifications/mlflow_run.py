@@ -14,6 +14,7 @@ from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.measured_cost import chosen_variants, measured_cost
 from llm_pipeline.release.record import ReleaseRecord, read_release_record, report_name
+from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.store.artifact_store import ArtifactStore
 
 _RELEASE = "llm_pipeline.release"
@@ -50,7 +51,7 @@ def keep_in_mlflow(store: ArtifactStore, experiment: str, release_id: str) -> st
     began = round(1000 * record.created_at.timestamp())
     run_id = str(client.create_run(kept_in, began, {_RELEASE: release_id}, run_name=release_id).info.run_id)
     metrics, tags = [], []
-    results = list(_results(store, release_id))
+    results = ReleaseProgress(store, record).results().values()
     variants = chosen_variants(results)
     for result in results:
         place = _NOT_ALLOWED.sub("_", "/".join(filter(None, (result.stage, *result.subject.split(":")))))
@@ -68,12 +69,6 @@ def keep_in_mlflow(store: ArtifactStore, experiment: str, release_id: str) -> st
         client.log_artifact(run_id, str(report))
     client.set_terminated(run_id, "FAILED" if store.list_documents(f"releases/{release_id}/failures") else "FINISHED")
     return run_id
-
-
-def _results(store: ArtifactStore, release_id: str) -> Iterator[StageResult]:
-    for name in store.list_documents(f"releases/{release_id}/results"):
-        if document := store.read_document(name):
-            yield StageResult.model_validate(document.value)
 
 
 def _parameters(record: ReleaseRecord) -> Iterator[tuple[str, str]]:

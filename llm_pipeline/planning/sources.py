@@ -98,7 +98,7 @@ def read_history(store: ArtifactStore, config: str) -> History:
         ConfigError: There is no such store.
     """
     newest = newest_of_config(store, config)[:RELEASES_READ]
-    return History(tuple(_results(store, noted.release_id) for noted in newest))
+    return History(tuple(_results(store, release_id) for release_id in newest))
 
 
 def _results(store: ArtifactStore, release_id: str) -> dict[Step, StageResult]:

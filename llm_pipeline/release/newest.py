@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
+from pydantic import Field
+
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.release.record import ReleaseRecord
 from llm_pipeline.store.artifact_store import ArtifactStore
@@ -21,19 +23,9 @@ NOTED = 20
 _DAMAGED = "remove this document: the next releases are noted in a new one"
 
 
-class NotedRelease(Frozen):
-    """A release as these documents remember it.
-
-    Attributes:
-        created_at: When it was resolved last.
-    """
-
-    release_id: str
-    created_at: datetime
-
-
 class _Newest(Frozen):
-    releases: tuple[NotedRelease, ...] = ()
+    resolved: dict[str, datetime] = Field(default={})
+    """When each release was resolved last, by its id; the newest first."""
 
 
 def note_release(store: ArtifactStore, record: ReleaseRecord) -> None:
@@ -42,25 +34,24 @@ def note_release(store: ArtifactStore, record: ReleaseRecord) -> None:
     Raises:
         Transient: The store cannot be written now.
     """
-    noted = NotedRelease(release_id=record.release_id, created_at=record.created_at)
 
     def with_it(known: _Newest) -> _Newest:
-        others = [one for one in known.releases if one.release_id != noted.release_id]
-        newest = sorted([*others, noted], key=lambda one: one.created_at, reverse=True)
-        return _Newest(releases=tuple(newest[:NOTED]))
+        resolved = known.resolved | {record.release_id: record.created_at}
+        newest = sorted(resolved.items(), key=lambda one: one[1], reverse=True)
+        return _Newest(resolved=dict(newest[:NOTED]))
 
     store.edit_as(_name(record.release.name), _Newest, with_it, hint=_DAMAGED)
 
 
-def newest_of_config(store: ArtifactStore, config: str) -> Sequence[NotedRelease]:
-    """The newest releases of a release config, the newest first.
+def newest_of_config(store: ArtifactStore, config: str) -> Sequence[str]:
+    """The ids of the newest releases of a release config, the newest first.
 
     Raises:
         Transient: The store cannot be read now.
     """
     known, _ = store.read_as(_name(config), _Newest, hint=_DAMAGED)
-    return known.releases if known else ()
+    return tuple(known.resolved) if known else ()
 
 
 def _name(config: str) -> str:
-    return f"index/newest/{config}.json"
+    return f"index/resolved/{config}.json"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 
 from llm_pipeline.base.adapters import adapter
 from llm_pipeline.base.errors import ConfigError, PipelineError, StageCrashed
@@ -66,37 +66,59 @@ class Runners:
 
 
 class Watch:
-    """Ends a stage that hangs and does not end itself: stopped, or stuck in native code that Python waits for.
+    """Follows a stage: relays its log, and ends one that hangs and does not end itself, stopped or in native code.
 
-        watch = Watch(job)
-        while runner.is_active(job):
-            lines, offset = runner.read_log(job, offset)
-            watch.look(runner, lines)
+        watch = Watch(job, LogRelay(log).relay)
+        while watch.look(runner):
+            time.sleep(1)
+        result = runner.outcome(job)
 
     A stage that lives writes a line at least as often as its time limit says, or ends itself (`release/time_limit.py`).
-    The log is followed from now on: nobody who begins to watch knows how long it was silent before.
+    Silence counts from now on: nobody who begins to watch knows how long it was silent before.
 
     Args:
         job: The job, as its runner gave it.
-        started: Whether its log has been read from already, so that it needs no more time to start.
+        relay: Takes each line of its log.
+        offset: Where the log was left; one that was read from already needs no more time to start.
+
+    Attributes:
+        offset: Where the log is to be read from next.
+        heard: Whether the last look found a new line.
     """
 
-    def __init__(self, job: Job, *, started: bool = False) -> None:
+    def __init__(self, job: Job, relay: Callable[[str], object], offset: int = 0) -> None:
         self._job = job
-        self._began = self._heard = time.monotonic()
-        self._started = started
+        self._relay = relay
+        self._began = self._heard_at = time.monotonic()
+        self._started = offset > 0
+        self.offset = offset
+        self.heard = False
 
-    def look(self, runner: StageRunner, lines: Sequence[str]) -> None:
-        """Take what the job's log has gained.
+    def look(self, runner: StageRunner, *, ends: bool = True) -> bool:
+        """Relay what the log has gained; returns whether the stage still runs.
+
+        Args:
+            runner: The job's.
+            ends: Whether one that hangs is to be ended.
 
         Raises:
             StageOutOfTime: It was silent for longer than its limit allows, and was stopped.
         """
+        active = runner.is_active(self._job)  # before reading: nothing written before the end is missed
+        lines, self.offset = runner.read_log(self._job, self.offset)
+        for line in lines:
+            self._relay(line)
+        self.heard = bool(lines)
+        if self.heard:
+            self._heard_at, self._started = time.monotonic(), True
+        if active and ends:
+            self._end_if_it_hangs(runner)
+        return active
+
+    def _end_if_it_hangs(self, runner: StageRunner) -> None:
         limit, now = self._job.time_limit, time.monotonic()
-        if lines:
-            self._heard, self._started = now, True
         grace = 2 * time_limit.GRACE_SECONDS + (0.0 if self._started else self._job.start_seconds)
-        if now - self._heard <= limit.seconds + grace and now - self._began <= limit.longest_seconds + grace:
+        if now - self._heard_at <= limit.seconds + grace and now - self._began <= limit.longest_seconds + grace:
             return
         error = time_limit.out_of_time(limit, ran=now - self._began)
         where = self._job.name or str(self._job.directory)

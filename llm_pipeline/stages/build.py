@@ -101,11 +101,4 @@ def request(flow: ReleaseProgress, subject: str) -> tuple[BuildConfig, Inputs]:
     return config, inputs
 
 
-STAGE = Stage(
-    name="build",
-    version=6,
-    config=BuildConfig,
-    request=request,
-    run=run,
-    tools=_tools,
-)
+STAGE = Stage(name="build", version=6, config=BuildConfig, request=request, run=run, tools=_tools)

@@ -32,8 +32,7 @@ from llm_pipeline.operations.switching import start
 from llm_pipeline.release.contract import Inputs, Produced, Stage, StageContext, StageOutput
 from llm_pipeline.release.datasets import PROMPTS_DATASET
 from llm_pipeline.release.trusted_pointers import require_served
-from llm_pipeline.stages.place_config import SlotsConfig, place_of
-from llm_pipeline.stages.request_parts import server_software
+from llm_pipeline.stages.place_config import PlaceConfig
 from llm_pipeline.store.lease import Lease, LeaseLost
 from llm_pipeline.store.place_state import claim_place, serving_at
 
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 
-class CanaryConfig(SlotsConfig):
+class CanaryConfig(PlaceConfig):
     """What one canary step reads.
 
     Attributes:
@@ -195,9 +194,9 @@ def _output(
 def request(flow: ReleaseProgress, subject: str) -> tuple[CanaryConfig, Inputs]:
     """What the stage is given."""
     target, _, percent = subject.partition(":")
-    config = CanaryConfig(
-        **place_of(flow, target),
-        **server_software(flow, target),
+    config = CanaryConfig.of(
+        flow,
+        target,
         run=flow.resolved_at.isoformat(),
         step_percent=float(percent),
         policy=flow.release.policy.canary,
@@ -206,8 +205,7 @@ def request(flow: ReleaseProgress, subject: str) -> tuple[CanaryConfig, Inputs]:
         recognised=min(RECOGNISED, flow.release.policy.staging.golden_match_fraction),
     )
     inputs = {"repository": flow.artifact("package", target, "repository")}
-    policy = flow.release.policy.canary
-    if policy.replay_requests_per_second > 0:
+    if config.policy.replay_requests_per_second > 0:
         inputs["prompts"] = flow.record.datasets[PROMPTS_DATASET]
     return config, inputs
 

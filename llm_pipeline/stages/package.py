@@ -122,11 +122,4 @@ def request(flow: ReleaseProgress, subject: str) -> tuple[PackageConfig, Inputs]
     return config, inputs
 
 
-STAGE = Stage(
-    name="package",
-    version=10,
-    config=PackageConfig,
-    request=request,
-    run=run,
-    tools=("tritonclient",),
-)
+STAGE = Stage(name="package", version=10, config=PackageConfig, request=request, run=run, tools=("tritonclient",))

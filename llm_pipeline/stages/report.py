@@ -50,11 +50,5 @@ def request(_flow: ReleaseProgress, _subject: str) -> tuple[ReportConfig, Inputs
 
 
 STAGE = Stage(
-    name="report",
-    version=1,
-    config=ReportConfig,
-    request=request,
-    run=run,
-    publishes=False,
-    changes_release=False,
+    name="report", version=1, config=ReportConfig, request=request, run=run, publishes=False, changes_release=False
 )

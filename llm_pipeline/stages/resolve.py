@@ -164,10 +164,10 @@ def released_before(store: ArtifactStore, release_name: str) -> ReleaseRecord | 
     Raises:
         IntegrityError: A record cannot be understood.
     """
-    for noted in newest_of_config(store, release_name):
-        fetched = store.read_document(results_name(noted.release_id, DOWNLOAD.name, ""))
-        if fetched is not None and store.read_document(release_record_name(noted.release_id)) is not None:
-            return read_release_record(store, noted.release_id)
+    for release_id in newest_of_config(store, release_name):
+        fetched = store.read_document(results_name(release_id, DOWNLOAD.name, ""))
+        if fetched is not None and store.read_document(release_record_name(release_id)) is not None:
+            return read_release_record(store, release_id)
     return None
 
 
@@ -250,10 +250,5 @@ def _configuration(config: ResolveConfig) -> tuple[JsonValue, ...]:
 
 
 STAGE = Stage(
-    name="resolve",
-    version=2,
-    config=ResolveConfig,
-    run=run,
-    reads=_configuration,
-    tools=("huggingface_hub",),
+    name="resolve", version=2, config=ResolveConfig, run=run, reads=_configuration, tools=("huggingface_hub",)
 )

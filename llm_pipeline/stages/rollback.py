@@ -11,14 +11,13 @@ from llm_pipeline.canary.router import Patience, router_as_it_is
 from llm_pipeline.canary.slots import ServedPlace, slot_servers
 from llm_pipeline.operations.rollback import ensure_rolled_back
 from llm_pipeline.release.contract import Inputs, Stage, StageContext, StageOutput
-from llm_pipeline.stages.place_config import SlotsConfig, place_of
-from llm_pipeline.stages.request_parts import server_software
+from llm_pipeline.stages.place_config import PlaceConfig
 
 if TYPE_CHECKING:
     from llm_pipeline.release_progress import ReleaseProgress
 
 
-class RollbackConfig(SlotsConfig):
+class RollbackConfig(PlaceConfig):
     """What the rollback reads; a stable that has ended is started anew.
 
     Attributes:
@@ -44,14 +43,7 @@ def run(context: StageContext[RollbackConfig]) -> StageOutput:
 
 def request(flow: ReleaseProgress, subject: str) -> tuple[RollbackConfig, Inputs]:
     """What the stage is given."""
-    return RollbackConfig(**place_of(flow, subject), **server_software(flow, subject)), {}
+    return RollbackConfig.of(flow, subject), {}
 
 
-STAGE = Stage(
-    name="rollback",
-    version=1,
-    config=RollbackConfig,
-    request=request,
-    run=run,
-    publishes=False,
-)
+STAGE = Stage(name="rollback", version=1, config=RollbackConfig, request=request, run=run, publishes=False)

@@ -9,7 +9,7 @@ from llm_pipeline.canary.router import Patience, TrafficRouter
 from llm_pipeline.config.model import Name
 from llm_pipeline.operations.upkeep import promote
 from llm_pipeline.release.contract import Inputs, Stage, StageContext, StageOutput
-from llm_pipeline.stages.place_config import PlaceConfig, place_of
+from llm_pipeline.stages.place_config import PlaceConfig
 from llm_pipeline.store.place_state import Pointer
 
 if TYPE_CHECKING:
@@ -64,15 +64,8 @@ def run(context: StageContext[SettleConfig]) -> StageOutput:
 
 def request(flow: ReleaseProgress, subject: str) -> tuple[SettleConfig, Inputs]:
     """What the stage is given."""
-    config = SettleConfig(**place_of(flow, subject), recipe=flow.chosen_recipe(subject))
+    config = SettleConfig.of(flow, subject, recipe=flow.chosen_recipe(subject))
     return config, {"repository": flow.artifact("package", subject, "repository")}
 
 
-STAGE = Stage(
-    name="settle",
-    version=1,
-    config=SettleConfig,
-    request=request,
-    run=run,
-    publishes=False,
-)
+STAGE = Stage(name="settle", version=1, config=SettleConfig, request=request, run=run, publishes=False)

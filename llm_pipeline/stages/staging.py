@@ -115,11 +115,4 @@ def request(flow: ReleaseProgress, subject: str) -> tuple[StagingConfig, Inputs]
     return config, {"repository": flow.artifact("package", subject, "repository")}
 
 
-STAGE = Stage(
-    name="staging",
-    version=3,
-    config=StagingConfig,
-    request=request,
-    run=run,
-    publishes=False,
-)
+STAGE = Stage(name="staging", version=3, config=StagingConfig, request=request, run=run, publishes=False)

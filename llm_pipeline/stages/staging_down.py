@@ -55,11 +55,4 @@ def request(flow: ReleaseProgress, subject: str) -> tuple[StagingDownConfig, Inp
     return StagingDownConfig(**server_slot(flow, subject), comparison_state=comparison), {}
 
 
-STAGE = Stage(
-    name="staging_down",
-    version=2,
-    config=StagingDownConfig,
-    request=request,
-    run=run,
-    publishes=False,
-)
+STAGE = Stage(name="staging_down", version=2, config=StagingDownConfig, request=request, run=run, publishes=False)

@@ -220,7 +220,7 @@ class DecisionOperator(ApprovalOperator):
         return ""
 
     def events_of(self, origin: Origin, happened: Happened, context: Context) -> tuple[Event, ...] | None:
-        """The question, and its answer; see `TellingOperator`."""
+        """The question, and its answer; see `ReleaseNotifier`."""
         subject = str(getattr(self, "target", ""))
         if happened == "asked":
             page = self.generate_link_to_ui(task_instance=context["ti"]) if origin.link else ""

@@ -17,18 +17,6 @@ from llm_pipeline_airflow.notifications import callbacks
 
 _RETRIES = 3
 _FIRST_DELAY = timedelta(seconds=10)
-_FAULTS = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    ImportError,
-    LookupError,
-    NameError,
-    NotImplementedError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
 _LONGEST_DELAY = timedelta(minutes=10)
 
 
@@ -67,7 +55,7 @@ def task_defaults(owner: str, given: Mapping[str, Any] | None = None) -> dict[st
 
 
 def _error_family_policy() -> ExceptionRetryPolicy:
-    """Transient errors are tried again, with Airflow's exponential back-off; terminal ones never are."""
+    """Terminal errors are never tried again; all others are, with Airflow's exponential back-off."""
     return ExceptionRetryPolicy(
         rules=[
             RetryRule(
@@ -76,9 +64,9 @@ def _error_family_policy() -> ExceptionRetryPolicy:
                 reason="a transient error: trying again may help",
             ),
             RetryRule(
-                exception=["llm_pipeline_airflow.faults.Refused", "llm_pipeline.base.errors.Terminal", *_FAULTS],
+                exception=["llm_pipeline_airflow.faults.Refused", "llm_pipeline.base.errors.Terminal"],
                 action=RetryAction.FAIL,
-                reason="a terminal error, or a fault of the program: trying again cannot help",
+                reason="a terminal error: trying again cannot help",
             ),
         ]
     )

@@ -279,7 +279,7 @@ class VerifyOperator(CommandOperator):
     arguments = ("verify", "--place")
 
     def events_of(self, origin: Origin, happened: Happened, context: Context) -> tuple[Event, ...] | None:  # noqa: ARG002
-        """What it found; see `TellingOperator`."""
+        """What it found; see `ReleaseNotifier`."""
         found = context.get("exception")
         return (verified(origin, self.subject, str(found)),) if isinstance(found, FoundWrong) else None
 

@@ -100,9 +100,6 @@ class JobTrigger(BaseTrigger):
     def __init__(self, *, watched: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._json = watched
-        self._relay = LogRelay(log)
-        self._offset = 0
-        self._watch: Watch | None = None
         self._overdue = ""
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -112,7 +109,7 @@ class JobTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Look until the job has ended. One that cannot be looked at for long is given back to a worker."""
         watched = WatchedJob.model_validate_json(self._json)
-        self._offset, self._watch = watched.offset, Watch(watched.job, started=watched.offset > 0)
+        watch = Watch(watched.job, LogRelay(log).relay, watched.offset)
         if _seconds_since(watched.since) > _LONGEST_LOOK_SECONDS:
             log.info("this triggerer took over; the stage's log follows from where its worker left it")
         seen_at, patience, problem, active = datetime.now(UTC), _PATIENCE_AT_FIRST_SECONDS, "", True
@@ -120,36 +117,28 @@ class JobTrigger(BaseTrigger):
             late = _LATE_AT_MOST * _seconds_since(watched.since)
             await asyncio.sleep(min(max(SHORTEST_LOOK_SECONDS, late), _LONGEST_LOOK_SECONDS))
             with contained(f"looking for {watched.job.name}") as faults:
-                active = await _in_thread(partial(self._look, watched))
+                active = await _in_thread(partial(self._look, watched, watch))
                 seen_at, patience = datetime.now(UTC), _PATIENCE_SECONDS
             for fault in faults:
                 log.warning("cannot see whether the stage still runs: %s", fault)
                 problem = str(fault) if _seconds_since(seen_at) >= patience else ""
-        event = {"offset": str(self._offset), "problem": problem, "overdue": self._overdue}
+        event = {"offset": str(watch.offset), "problem": problem, "overdue": self._overdue}
         yield TriggerEvent(event)  # type: ignore[no-untyped-call]
 
     async def on_kill(self) -> None:
         """End the job of a task that was cleared or marked: in a thread that goes on when Airflow waits no longer."""
         await _in_thread(self._kill)
 
-    def _look(self, watched: WatchedJob) -> bool:
+    def _look(self, watched: WatchedJob, watch: Watch) -> bool:
         job = watched.job
         try:
-            runner = _runner(watched)
-            active = runner.is_active(job)  # before reading: nothing written before the end is missed
-            lines, self._offset = runner.read_log(job, self._offset)
+            return watch.look(_runner(watched), ends=bool(job.outcome_document or job.log.exists()))
+        except StageOutOfTime as error:
+            self._overdue = error.to_document().model_dump_json()
+            return False
         except PipelineError:
             _open.cache_clear()  # its credentials may have been changed
             raise
-        for line in lines:
-            self._relay.relay(line)
-        if active and self._watch is not None and (job.outcome_document or job.log.exists()):
-            try:
-                self._watch.look(runner, lines)
-            except StageOutOfTime as error:
-                self._overdue = error.to_document().model_dump_json()
-                return False
-        return active
 
     def _kill(self) -> None:
         watched = WatchedJob.model_validate_json(self._json)

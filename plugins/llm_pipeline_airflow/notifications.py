@@ -6,7 +6,7 @@ Every task of our DAGs has a `ReleaseNotifier` at each of Airflow's callbacks, a
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
 from airflow.sdk.bases.notifier import BaseNotifier
@@ -37,16 +37,11 @@ def tell_canary(deployment: Deployment, target: str, release_id: str = "", *, li
         telling.tell_canary(store, deployment, target, release_id, link=link)
 
 
-@runtime_checkable
-class TellingOperator(Protocol):
-    """An operator that has more to tell than its error."""
-
-    def events_of(self, origin: Origin, happened: Happened, context: Context) -> tuple[Event, ...] | None:
-        """What it tells at one of Airflow's callbacks; None where its error, if any, is all."""
-
-
 class ReleaseNotifier(BaseNotifier):
     """Tells what a task of our DAGs did, from its result or its error; it never fails the task.
+
+    An operator with more to tell than its error has `events_of(origin, happened, context)`; what it returns is told,
+    and None where its error, if any, is all.
 
     Args:
         happened: Which of Airflow's callbacks it stands at; `asked`: a question's start.
@@ -74,7 +69,8 @@ class ReleaseNotifier(BaseNotifier):
         from llm_pipeline.notifications.event import failed
 
         task, ti, error = context["task"], context["ti"], context.get("exception")
-        own = task.events_of(origin, self.happened, context) if isinstance(task, TellingOperator) else None
+        events_of = getattr(task, "events_of", None)
+        own = events_of(origin, self.happened, context) if events_of else None
         if own is not None or not isinstance(error, BaseException):
             return own or ()
         cause = error.__cause__ if isinstance(error.__cause__, PipelineError) else error

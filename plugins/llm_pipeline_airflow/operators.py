@@ -210,7 +210,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
         }
 
     def events_of(self, origin: Origin, _happened: Happened, _context: Context) -> tuple[Event, ...] | None:
-        """The stage's verdict, if it came to a result; see `TellingOperator`."""
+        """The stage's verdict, if it came to a result; see `ReleaseNotifier`."""
         if self._result is None:
             return None
         event = judged(origin, self._result)
@@ -252,24 +252,17 @@ class StageOperator(ResumableJobMixin, BaseOperator):
             TaskDeferred: It has not ended soon, and a triggerer can see when it does.
         """
         self._job = Job.model_validate(external_id)
-        wait, relay, watch = _SHORTEST_POLL_SECONDS, LogRelay(log), Watch(self._job, started=self._offset > 0)
+        wait, watch = _SHORTEST_POLL_SECONDS, Watch(self._job, LogRelay(log).relay, self._offset)
         deferred_at = time.monotonic() + _SECONDS_BEFORE_DEFERRAL
-        active = True
-        while active:
-            active = self._runner.is_active(self._job)  # before reading: nothing written before the end is missed
-            lines, self._offset = self._runner.read_log(self._job, self._offset)
-            for line in lines:
-                relay.relay(line)
+        while watch.look(self._runner):
             self.attend()
-            if active and time.monotonic() >= deferred_at:
-                self._defer(self._job, context)
-            if active:
-                watch.look(self._runner, lines)
-                time.sleep(wait)
-                wait = min(wait * 1.5, _LONGEST_POLL_SECONDS) if not lines else _SHORTEST_POLL_SECONDS
+            if time.monotonic() >= deferred_at:
+                self._defer(self._job, watch.offset, context)
+            time.sleep(wait)
+            wait = min(wait * 1.5, _LONGEST_POLL_SECONDS) if not watch.heard else _SHORTEST_POLL_SECONDS
         return self.get_job_result(external_id, context)
 
-    def _defer(self, job: Job, context: Context) -> None:
+    def _defer(self, job: Job, offset: int, context: Context) -> None:
         """Wait in the triggerer, if it can see the job; return if it cannot."""
         deployment = self.configured.deployment
         if self.stays or not may_be_watched(deployment, job):
@@ -277,7 +270,7 @@ class StageOperator(ResumableJobMixin, BaseOperator):
             return
         self.queue = queue_of(self.executor_config, context["ti"].map_index) or self.queue
         self.defer(
-            trigger=JobTrigger(watched=watched_job(deployment, job, self._offset).model_dump_json()),
+            trigger=JobTrigger(watched=watched_job(deployment, job, offset).model_dump_json()),
             method_name="resume",
             kwargs={"job": job.model_dump(mode="json")},
             timeout=self._longest_deferral(job, context),

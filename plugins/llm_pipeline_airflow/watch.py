@@ -23,6 +23,7 @@ from asgiref.sync import sync_to_async
 from pydantic import Field, ValidationError
 
 from llm_pipeline.base.errors import ConfigError, PipelineError, as_pipeline_error
+from llm_pipeline.config.deployment import HubAccess
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.release import Watch
 from llm_pipeline.config.store import Store
@@ -58,8 +59,7 @@ class Watched(ConfigModel):
     model_id: str
     revision: str
     watch: Watch
-    endpoint: str | None
-    token_variable: str
+    hub: HubAccess
     store: Store
     connections: dict[str, str] = Field(default={})
 
@@ -101,15 +101,14 @@ def watched_asset(loaded: LoadedRelease, watch: Watch) -> WatchedRevision:
             where=str(loaded.path),
             hint="remove `watch:`; `schedule:` works with every source",
         )
-    config, access = loaded.config, loaded.deployment.hub
+    config = loaded.config
     watched = Watched(
         config=config.name,
         dag_id=dag_id_of(loaded.path),
         model_id=config.model.id,
         revision=config.model.revision,
         watch=watch,
-        endpoint=access.endpoint,
-        token_variable=access.token_variable,
+        hub=loaded.deployment.hub,
         store=loaded.deployment.store,
         connections=loaded.deployment.airflow_connections,
     )
@@ -212,7 +211,7 @@ class HubRevisionTrigger(BaseEventTrigger):
         from llm_pipeline.hub.observe import observe
 
         watched, store = self.watched, self._store
-        hub = connect(watched.endpoint, watched.token_variable)
+        hub = connect(watched.hub.endpoint, watched.hub.token_variable)
         head = observe(hub, watched.model_id, watched.revision, state.reference)
         commits = {head.commit} | ({state.firing.commit} if state.firing else set())
         claims = {one: claim.run for one in commits if (claim := read_claim(store, watched.config, one))}

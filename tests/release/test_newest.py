@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,22 +30,18 @@ def resolved(history: History, numbers: range, config: str = "tiny") -> list[str
     return found
 
 
-def ids(noted: Any) -> list[str]:
-    return [one.release_id for one in noted]
-
-
 def test_releases_of_a_config_come_the_newest_first(history):
     first, second = resolved(history, range(1, 3))
     resolved(history, range(3, 4), "other")
-    assert ids(newest_of_config(history.store, "tiny")) == [second, first]
+    assert newest_of_config(history.store, "tiny") == (second, first)
     assert newest_of_config(history.store, "unknown") == ()
     resolved(history, range(1, 2))  # again
-    assert ids(newest_of_config(history.store, "tiny")) == [first, second]
+    assert newest_of_config(history.store, "tiny") == (first, second)
 
 
 def test_releases_that_are_noted_at_the_same_moment_are_all_there(history):
     records = [read_release_record(history.store, release_id) for release_id in resolved(history, range(6))]
-    (history.root / "store/index/newest/tiny.json").unlink()
+    (history.root / "store/index/resolved/tiny.json").unlink()
     threads = [threading.Thread(target=note_release, args=(history.store, record)) for record in records]
     for thread in threads:
         thread.start()

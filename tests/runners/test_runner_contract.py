@@ -57,12 +57,9 @@ def test_a_stage_that_another_process_started_is_followed_to_its_result(place):
     job = Job.model_validate_json(subprocess.run(command, check=True, capture_output=True).stdout)
     runner = place.runner()
     assert runner.submit(request, HERE) == job
-    lines, offset, active = [], 0, True
-    while active:
-        active = runner.is_active(job)
-        more, offset = runner.read_log(job, offset)
-        lines += more
-        time.sleep(0.02)
+    lines: list[str] = []
+    watch = Watch(job, lines.append)
+    until(lambda: not watch.look(runner), look_seconds=0.02)
     numbered = [event for event in events(lines) if event.startswith("line")]
     assert numbered == [f"line {number}\\u2028end" for number in range(40)]
     assert place.runner().read_log(job, 0)[0] == lines
@@ -152,18 +149,10 @@ def test_one_that_hangs_silently_and_ignores_signals_is_ended_from_outside_with_
     request = place.request(lines=1, heartbeat=str(heartbeat), hang=True, seconds=600)
     runner = place.runner()
     job = runner.submit(request, HERE).model_copy(update={"time_limit": limit, "start_seconds": 120.0})
-    watch, offset = Watch(job), 0
-
-    def ended() -> bool:
-        nonlocal offset
-        active = runner.is_active(job)
-        lines, offset = runner.read_log(job, offset)
-        watch.look(runner, lines)
-        return not active
-
-    with pytest.raises(StageOutOfTime, match=r"time limit of 3\.0 s without any progress") as ended_at:
-        until(ended, look_seconds=0.1)
-    assert "raise time_limit of policy p" in ended_at.value.hint
+    watch = Watch(job, print)
+    with pytest.raises(StageOutOfTime, match=r"time limit of 3\.0 s without any progress") as ended:
+        until(lambda: not watch.look(runner), look_seconds=0.1)
+    assert "raise time_limit of policy p" in ended.value.hint
     assert heartbeat.exists(), "it was at work before it was stopped"
     assert not runner.is_active(job)
     size = heartbeat.stat().st_size
