@@ -82,10 +82,22 @@ def write_project(directory: Path, choices: Choices) -> tuple[Path, ...]:
     with TemporaryDirectory(dir=scratch_in, prefix=".init-") as scratch:
         partial = Path(scratch) / "project"
         _copy_shipped(partial, choices)
+        evaluation = _template("example_evaluation.yaml" if choices.example else "evaluation.yaml").rstrip()
+        interpreters = {"control": _as_yaml(Path(sys.executable)), "model": _as_yaml(choices.model_python)}
         written = (
-            _write(partial / "releases" / f"{choices.name}.yaml", "release.yaml", _release_values(choices)),
-            _write(partial / "policies" / "first.yaml", "policy.yaml", {}),
-            _write(partial / "deployments" / "local.yaml", "deployment.yaml", _deployment_values(choices)),
+            _write(
+                partial / "releases" / f"{choices.name}.yaml",
+                "release.yaml",
+                model=choices.model_lines,
+                evaluation=evaluation,
+            ),
+            _write(partial / "policies" / "first.yaml", "policy.yaml"),
+            _write(
+                partial / "deployments" / "local.yaml",
+                "deployment.yaml",
+                triton_home=_as_yaml(choices.triton_home),
+                **interpreters,
+            ),
         )
         load_release(written[0])
         if there:
@@ -99,7 +111,7 @@ def write_project(directory: Path, choices: Choices) -> tuple[Path, ...]:
 def _copy_shipped(directory: Path, choices: Choices) -> None:
     configs = shipped_configs()
     for file in ("releases.py", "release_config_errors.py"):
-        _write(directory / "dags" / file, f"{file}.template", {})
+        _write(directory / "dags" / file, f"{file}.template")
     (directory / "targets").mkdir()
     shutil.copy(configs / "targets" / "cpu.yaml", directory / "targets")
     workload = "demo" if choices.example else "chat-example"
@@ -117,19 +129,6 @@ def _fits(kind: Any, text: str) -> bool:
     return True
 
 
-def _release_values(choices: Choices) -> dict[str, str]:
-    evaluation = _template("example_evaluation.yaml" if choices.example else "evaluation.yaml")
-    return {"model": choices.model_lines, "evaluation": evaluation.rstrip()}
-
-
-def _deployment_values(choices: Choices) -> dict[str, str]:
-    return {
-        "control": _as_yaml(Path(sys.executable)),
-        "model": _as_yaml(choices.model_python),
-        "triton_home": _as_yaml(choices.triton_home),
-    }
-
-
 def _as_name(text: str) -> str:
     """A name that a hub could have, of a directory that may have any."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", text)[:_LONGEST_NAME].strip("-._") or "model"
@@ -141,7 +140,7 @@ def _as_yaml(path: Path) -> str:
     return written if _PLAIN_PATH.fullmatch(written) else json.dumps(written, ensure_ascii=False)
 
 
-def _write(path: Path, template: str, values: dict[str, str]) -> Path:
+def _write(path: Path, template: str, **values: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(string.Template(_template(template)).substitute(values), encoding="utf-8")
     return path

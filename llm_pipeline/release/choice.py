@@ -130,33 +130,29 @@ def choose_by_cost(trials: Sequence[CostTrial]) -> tuple[CostTrial | None, Judge
     Args:
         trials: From the smallest change to the largest.
     """
-    chosen: CostTrial | None = None
-    passed = [trial for trial in trials if trial.verdict is Verdict.GO and trial.cost is not None]
-    for trial in passed:
-        if chosen is None or _is_cheaper(trial, chosen):
-            chosen = trial
-    told = "; ".join(trial.in_words.rstrip(".") for trial in trials if trial is not chosen)
-    if chosen is None:
+    passed = [(trial, trial.cost) for trial in trials if trial.verdict is Verdict.GO and trial.cost is not None]
+    if not passed:
+        told = "; ".join(trial.in_words.rstrip(".") for trial in trials)
         worst = {trial.verdict or Verdict.INCONCLUSIVE for trial in trials} - {Verdict.GO}
         verdict = worst.pop() if len(worst) == 1 else Verdict.INCONCLUSIVE
         return None, Judgement(verdict=verdict, summary=f"No candidate passed its trial: {told or 'none was tried'}.")
+    chosen, stands = passed[0]
+    for trial, cost in passed:
+        if cost.upper < stands.lower:
+            chosen, stands = trial, cost
+    told = "; ".join(trial.in_words.rstrip(".") for trial in trials if trial is not chosen)
     summary = f"{chosen.in_words} a million output tokens: nothing is shown to be cheaper."
-    facts = [_cost(chosen), *(_cost(trial) for trial in passed if trial is not chosen)]
+    facts = [_cost(chosen, stands), *(_cost(trial, cost) for trial, cost in passed if trial is not chosen)]
     return chosen, judge(f"{summary} Others: {told}." if told else summary, facts)
 
 
-def _is_cheaper(trial: CostTrial, than: CostTrial) -> bool:
-    return trial.cost is not None and than.cost is not None and trial.cost.upper < than.cost.lower
-
-
-def _cost(trial: CostTrial) -> Evidence:
-    cost = trial.cost
+def _cost(trial: CostTrial, cost: TokenCost) -> Evidence:
     return Evidence(
         name=f"cost of a million output tokens, {trial.name}",
         verdict=Verdict.GO,
-        measured=cost and cost.estimate,
-        lower=cost and cost.lower,
-        upper=cost and cost.upper,
-        unit=cost.currency if cost else "",
+        measured=cost.estimate,
+        lower=cost.lower,
+        upper=cost.upper,
+        unit=cost.currency,
         samples=1,
     )

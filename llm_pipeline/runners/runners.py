@@ -46,18 +46,13 @@ class Runners:
         try:
             return self._runner(job.runner).outcome(job)
         except (StageCrashed, ConfigError) as error:
-            self._keep(job, error)
+            if job.stage:  # for the report: it could not say so itself, for it was killed, or never began
+                names = {"release_id": job.release_id, "stage": job.stage, "subject": job.subject}
+                record_failure(self._deployment.store, StageFailure(**names, error=error.to_document()))
             raise
 
     def cancel(self, job: Job) -> None:
         self._runner(job.runner).cancel(job)
-
-    def _keep(self, job: Job, error: PipelineError) -> None:
-        """Keep for the report how a stage ended that could not do so itself: it was killed, or never began."""
-        if job.stage:
-            document = error.to_document()
-            failure = StageFailure(release_id=job.release_id, stage=job.stage, subject=job.subject, error=document)
-            record_failure(self._deployment.store, failure)
 
     def _runner(self, name: str) -> StageRunner:
         if name not in self._runners:

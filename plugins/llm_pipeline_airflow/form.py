@@ -7,7 +7,6 @@ the run's first task, before it waits for its turn, and again by `resolve`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Param
@@ -23,6 +22,9 @@ if TYPE_CHECKING:
     from llm_pipeline.release.loading import ConfiguredRelease, LoadedRelease
 
 
+_REVISION: str = ModelSource.model_json_schema()["properties"]["revision"]["pattern"]
+
+
 def form_of(loaded: LoadedRelease) -> dict[str, Param]:
     """The fields of a release's form, by name."""
     config = loaded.config
@@ -30,7 +32,7 @@ def form_of(loaded: LoadedRelease) -> dict[str, Param]:
         "revision": Param(
             None,
             type=["null", "string"],
-            pattern=_revision_pattern(),
+            pattern=_REVISION,
             title="Revision",
             description=f"Branch, tag or commit of {config.model.id}; empty releases the config's own, "
             f"{config.model.revision}.",
@@ -86,11 +88,6 @@ def overrides_of(params: Mapping[str, Any], loaded: ConfiguredRelease) -> Overri
 def who_started(context: Context) -> str:
     """The person who started a run; its name where Airflow knows nobody."""
     return getattr(context["dag_run"], "triggering_user_name", None) or f"run {run_name(context)}"
-
-
-@cache
-def _revision_pattern() -> str:
-    return str(ModelSource.model_json_schema()["properties"]["revision"]["pattern"])
 
 
 def _some(known: tuple[str, ...], title: str, description: str) -> Param:

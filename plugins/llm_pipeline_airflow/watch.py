@@ -223,25 +223,22 @@ class HubRevisionTrigger(BaseEventTrigger):
 
     def _show(self, state: WatchState, decision: WatchDecision) -> None:
         """Write the decision for people; a store that cannot be written shows when claims are read."""
-        try:
-            self._write_status(state, decision)
-        except Exception as error:  # noqa: BLE001 - what is decided does not depend on it
-            self._known(error, f"writing the status of the release watch of {self.watched.config}")
-
-    def _write_status(self, state: WatchState, decision: WatchDecision) -> None:
         watched, now = self.watched, datetime.now(UTC)
-        known = read_status(self._store, watched.config)
-        same = known is not None and (known.words, known.commit) == (decision.words, state.head)
-        status = WatchStatus(
-            config=watched.config,
-            model=watched.model_id,
-            revision=watched.revision,
-            commit=state.head,
-            words=decision.words,
-            since=known.since if known is not None and same else now,
-            checked_at=now,
-        )
-        write_status(self._store, status)
+        try:
+            known = read_status(self._store, watched.config)
+            same = known is not None and (known.words, known.commit) == (decision.words, state.head)
+            status = WatchStatus(
+                config=watched.config,
+                model=watched.model_id,
+                revision=watched.revision,
+                commit=state.head,
+                words=decision.words,
+                since=known.since if known is not None and same else now,
+                checked_at=now,
+            )
+            write_status(self._store, status)
+        except Exception as error:  # noqa: BLE001 - what is decided does not depend on it
+            self._known(error, f"writing the status of the release watch of {watched.config}")
 
     def _known(self, error: Exception, what: str) -> PipelineError | Exception:
         """The error to tell of; the traceback of a fault is logged when it is another one than the last time."""

@@ -14,7 +14,6 @@ from llm_pipeline.local_run import LocalRun
 from llm_pipeline.planning.stage_cost import planned_steps
 from llm_pipeline.release.flow import release_flow
 from llm_pipeline.release.loading import load_release
-from llm_pipeline.release.reference import steps_table
 from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.reporting.collect import collect
 from llm_pipeline.reporting.headline import flow_order
@@ -115,7 +114,3 @@ def test_an_added_gate_that_refuses_moves_no_traffic(smoke_release, project, in_
     with pytest.raises(Terminal, match="the test asked for a terminal error"):
         LocalRun(project.config, approve=lambda _line: True).run()
     assert "canary" not in {stage for stage, _ in in_process.ran}
-
-
-def test_the_reference_has_them(smoke_release):
-    assert "| `smoke` | target |" in steps_table(release_flow())

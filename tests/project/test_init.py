@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -123,21 +122,3 @@ def test_its_dags_folder_makes_the_dag_of_its_release(tmp_path):
     assert answer.stdout.splitlines()[-1:] == [
         "['guard__local', 'release__chat', 'retention__local', 'rollback__local', 'verify__local']"
     ]
-
-
-@pytest.mark.thorough
-def test_the_wheel_holds_what_init_copies(tmp_path):
-    pytest.importorskip("hatchling")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    names = set(zipfile.ZipFile(wheel).namelist())
-    assert {
-        "llm_pipeline/config/shipped/targets/cpu.yaml",
-        "llm_pipeline_airflow/dag_files/releases.py",
-        "llm_pipeline/project/templates/release.yaml",
-        "llm_pipeline_airflow/py.typed",
-        "llm_pipeline/py.typed",
-        *(f"llm_pipeline/constraints/{name}.txt" for name in ("control-py312", "model-py311", "triton-py311")),
-    } <= names
-    assert any(name.endswith("licenses/LICENSE") for name in names)

@@ -95,11 +95,11 @@ def test_a_stage_gets_the_secrets_that_it_needs_and_no_other(stage: str):
     assert arrived(environment) == NEEDED.get(stage, set()) | signs
 
 
-@pytest.mark.parametrize("stage", stage_names())
-def test_only_a_store_in_s3_needs_its_credentials(stage: str):
+def test_only_a_store_in_s3_needs_its_credentials():
     store = store_settings(uri="s3://bucket/prefix", signing=Signing(public_keys=("/keys/a.pub",)))
-    environment = stage_environment(request_of(stage, store), deployment_of(store))
-    assert {name for name in environment if name in SECRETS} == NEEDED.get(stage, set()) | AWS
+    for stage in stage_names():
+        environment = stage_environment(request_of(stage, store), deployment_of(store))
+        assert {name for name in environment if name in SECRETS} == NEEDED.get(stage, set()) | AWS, stage
 
 
 def test_a_model_in_s3_needs_credentials_though_the_store_does_not(tmp_path: Path):

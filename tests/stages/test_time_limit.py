@@ -1,10 +1,12 @@
 """A stage that takes longer than its request allows is stopped, whatever it hangs in, unless it makes progress."""
 
+import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,84 +18,57 @@ from llm_pipeline.store import open_store
 DEMO = load_release(Path(__file__).parents[2] / "configs" / "releases" / "demo.yaml").release
 HOUR = 3600.0
 
-SCRIPT = """
-import os, subprocess, sys, time, signal
-from pathlib import Path
-from pydantic import BaseModel
-from llm_pipeline.base.progress import made_progress
-from llm_pipeline.release import execute, process, time_limit
-from llm_pipeline.release.contract import Stage, StageOutput
-
-class Nothing(BaseModel): pass
-
-def hang(context):
-    if sys.argv[3] == "slow":
-        for _ in range(120):
-            made_progress()
-            time.sleep(0.1)
-        return StageOutput()
-    if sys.argv[3] == "stalls":
-        made_progress()
-    if sys.argv[3] == "deaf":
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})  # like native code that never returns
-        child = subprocess.Popen(["sleep", "600"])
-        Path(sys.argv[2] + ".child").write_text(str(child.pid))
-    time.sleep(600)
-
-time_limit.GRACE_SECONDS = 0.3
-stage = Stage(name="choose", version=1, config=Nothing, run=hang)
-execute.load_stage = lambda name: stage
-raise SystemExit(process.run_stage_process("choose", Path(sys.argv[1]), sys.argv[2]))
-"""
-
-
+STAGE = Path(__file__).parents[1] / "runners" / "stages_for_tests" / "run_stage.py"
+HANGS = {"asleep": {"seconds": 600}, "deaf": {"hang": True, "seconds": 600}, "stalls": {"progress": 1, "seconds": 600}}
 LIMIT = TimeLimit(seconds=1.0, longest_seconds=60.0, setting="time_limit of p")
 
 
-def run_stage(tmp_path: Path, how: str, limit: TimeLimit):
+def run_stage(tmp_path: Path, limit: TimeLimit, **script: Any):
     """A stage's real process; how it ended, and its outcome."""
     store = f"file://{tmp_path}/store"
     request = StageRequest(
-        release_id="r1",
-        stage="choose",
-        config={},
-        store={"uri": store},
-        work_root=str(tmp_path / "work"),
-        time_limit=limit,
+        release_id="r1", stage="choose", config=script, store=store, work_root=str(tmp_path / "work"), time_limit=limit
     )
     (tmp_path / "request.json").write_text(request.model_dump_json())
     result = tmp_path / "result.json"
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "request.json"), str(result), how]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    command = [sys.executable, str(STAGE), "stage", "run", "choose", "--request", str(tmp_path / "request.json")]
+    environment = {**os.environ, "TEST_GRACE_SECONDS": "0.3", "TEST_REUSABLE": "1"}
+    ended = subprocess.run(
+        [*command, "--result", str(result)], env=environment, capture_output=True, text=True, timeout=90, check=False
+    )
     assert result.exists(), ended.stderr
     return ended, OUTCOME.validate_json(result.read_bytes()), open_store(store)
 
 
-@pytest.mark.parametrize("how", ["asleep", "deaf", "stalls"])
+@pytest.mark.parametrize("how", HANGS)
 def test_a_stage_that_hangs_is_stopped_and_its_lease_is_free_again(tmp_path: Path, how: str) -> None:
-    ended, outcome, store = run_stage(tmp_path, how, LIMIT)
+    heart = tmp_path / "heart"
+    ended, outcome, store = run_stage(tmp_path, LIMIT, heartbeat=str(heart) if how == "deaf" else "", **HANGS[how])
     assert ended.returncode == 5, ended.stderr
     assert isinstance(outcome, StageFailure)
     assert (outcome.error.type, outcome.error.family) == ("StageOutOfTime", "transient")
     assert "raise time_limit of p" in outcome.error.hint
     assert "time limit of 1.0 s without any progress" in outcome.error.message
     if how == "deaf":
-        child = (tmp_path / "result.json.child").read_text()
-        assert not Path(f"/proc/{child}/cmdline").exists() or not Path(f"/proc/{child}/cmdline").read_bytes()
+        beats = heart.stat().st_size
+        time.sleep(0.2)
+        assert heart.stat().st_size == beats, "its child runs on"
     else:
         leases = [store.read_document(name) for name in store.list_documents("stages")]
+        assert leases
         assert all(lease.value["expires_at"] <= time.time() for lease in leases if lease), "nobody waits for its lease"
 
 
 @pytest.mark.slow
 def test_a_stage_that_gets_on_may_take_longer_and_says_so_in_its_log(tmp_path: Path) -> None:
-    ended, outcome, _ = run_stage(tmp_path, "slow", LIMIT.model_copy(update={"seconds": 10.0}))
+    ended, outcome, _ = run_stage(tmp_path, LIMIT.model_copy(update={"seconds": 10.0}), progress=120)
     assert isinstance(outcome, StageResult), outcome
     assert "goes on for it makes progress" in ended.stderr
 
 
 def test_no_stage_gets_on_for_ever(tmp_path: Path) -> None:
-    _, outcome, store = run_stage(tmp_path, "slow", LIMIT.model_copy(update={"seconds": 60.0, "longest_seconds": 3.0}))
+    limit = LIMIT.model_copy(update={"seconds": 60.0, "longest_seconds": 3.0})
+    _, outcome, store = run_stage(tmp_path, limit, progress=120)
     assert isinstance(outcome, StageFailure)
     assert "3.0 s, the longest of any stage" in outcome.error.message
     assert store.read_document("releases/r1/failures/choose.json"), "the report knows of it"

@@ -4,6 +4,7 @@ that does what its configuration says.
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -13,7 +14,8 @@ from pydantic import BaseModel
 
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.release import execute
+from llm_pipeline.base.progress import made_progress
+from llm_pipeline.release import execute, time_limit
 from llm_pipeline.release.contract import Stage, StageContext, StageOutput
 
 _BEAT = 'while :; do echo beat >> "$0"; sleep 0.05; done'
@@ -22,10 +24,13 @@ log = get_logger("tests.stage")
 
 
 class Script(BaseModel):
-    """What the stage does: lines to log, a child to start that writes to a file, seconds to take, how to end."""
+    """What the stage does: lines to log, a child to start that writes to a file, tenths of a second in which it makes
+    progress, whether it hears signals, seconds to take then, how to end.
+    """
 
     lines: int = 0
     heartbeat: str = ""
+    progress: int = 0
     hang: bool = False
     seconds: float = 0.0
     error: str = ""
@@ -38,6 +43,9 @@ def run(context: StageContext[Script]) -> StageOutput:
         time.sleep(0.005)
     if script.heartbeat:
         subprocess.Popen(["/bin/sh", "-c", _BEAT, script.heartbeat])
+    for _ in range(script.progress):
+        made_progress()
+        time.sleep(0.1)
     if script.hang:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
@@ -50,8 +58,9 @@ def run(context: StageContext[Script]) -> StageOutput:
 
 
 if __name__ == "__main__":
-    stage = Stage(name="choose", version=1, config=Script, run=run, reusable=False)
+    stage = Stage(name="choose", version=1, config=Script, run=run, reusable="TEST_REUSABLE" in os.environ)
     execute.load_stage = lambda _name: stage
+    time_limit.GRACE_SECONDS = float(os.environ.get("TEST_GRACE_SECONDS", time_limit.GRACE_SECONDS))
     from llm_pipeline.cli import main
 
     raise SystemExit(main(sys.argv[1:]))
