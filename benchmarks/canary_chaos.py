@@ -41,7 +41,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "canary")
 from arriving_users import ArrivingUsers, IncompleteAnswer, serve
 from production_site import MODEL, Production
 
-from llm_pipeline.adapters.envoy.router import RouterFiles, find_router
+from llm_pipeline.adapters.envoy.router import RouterFiles, router_of
 from llm_pipeline.base import detached
 from llm_pipeline.base.bounded_http import call
 from llm_pipeline.base.errors import ExitCode, PipelineError
@@ -241,7 +241,7 @@ class Chaos:
         served = {one.repository.digest for one in (pointers.production, pointers.previous) if one is not None}
         servers = {slot: find_server(self.site.state(slot)) for slot in SLOTS}
         fit |= {slot for slot, server in servers.items() if server is not None and server.digest in served}
-        if (router := find_router(self.site.state("router"))) is not None:
+        if (router := router_of(self.site.state("router"))) is not None:
             fit |= {slot for slot, weight in router.read()[0].weights.items() if weight}
         release = read_place(self.site.store, "cpu").on_trial
         record = read_canary_record(self.site.store, release, "cpu") if release else None

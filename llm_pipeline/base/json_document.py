@@ -54,6 +54,16 @@ def load_record(kind: type[RecordT], path: Path, problem: str) -> RecordT:
         ) from error
 
 
+def find_record(kind: type[RecordT], path: Path, problem: str) -> RecordT | None:
+    """The same; None where there is no such file."""
+    try:
+        return load_record(kind, path, problem)
+    except IntegrityError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return None
+        raise
+
+
 def load_records(kind: type[RecordT], path: Path, problem: str) -> list[RecordT]:
     """The records in a file of JSON lines; see `load_record`."""
     try:

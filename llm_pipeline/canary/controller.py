@@ -52,7 +52,7 @@ from llm_pipeline.canary.router import (
     name_release,
     other_slot,
 )
-from llm_pipeline.canary.slots import ChecksAnswers, ServedPlace, SlotControl, WarmUp
+from llm_pipeline.canary.slots import ServedPlace, SlotControl, WarmUp
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.serving.slot_fence import FencingToken
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
@@ -304,7 +304,8 @@ class CanaryController:
         elif record.phase is Phase.PAUSED and record.pause is not None:
             answer = people.standing(place, record, record.pause.percent, record.pause.question)
             passes = record.pause.question == "go on" and answer is not None and answer.answer == "approved"
-            seen = replace(seen, approval=answer, differs=self._differs(record) if passes else None)
+            differs = self.slots.differs(record.candidate, record.repository) if passes else None
+            seen = replace(seen, approval=answer, differs=differs)
         elif record.phase in (Phase.PENDING, Phase.PASSED):
             seen = replace(seen, approval=people.standing(place, record, percent, "begin"))
         elif record.phase is Phase.WARM and not held:
@@ -400,7 +401,8 @@ class CanaryController:
             return record, seen
         if decision.outcome is Outcome.CONTINUE or (held and decision.outcome in UNTIL_RESUMED):
             return record, replace(seen, decision=decision)
-        seen = replace(seen, decision=decision, differs=self._differs(record) if passes else None)
+        differs = self.slots.differs(record.candidate, record.repository) if passes else None
+        seen = replace(seen, decision=decision, differs=differs)
         if decision.outcome is Outcome.ANOMALOUS:
             mine = self.router.active_requests(record.candidate)
             theirs = self.router.active_requests(other_slot(record.candidate))
@@ -426,11 +428,6 @@ class CanaryController:
             return None
         words = f"the candidate fails request after request at {step.percent}, and stable answers again"
         return judge(f"{words}: {step}", [fact])
-
-    def _differs(self, record: CanaryRecord) -> str | None:
-        """Why the candidate's server does not serve the release, where only its answers show that."""
-        slots = self.slots
-        return slots.differs(record.candidate, record.repository) if isinstance(slots, ChecksAnswers) else None
 
     def _start_candidate(self, record: CanaryRecord) -> CanaryRecord:
         self._looked_at = time.monotonic()

@@ -91,20 +91,6 @@ def all_to(slot: SlotName, *, owner: str, epoch: int, standby: SlotName | None =
     return RouteState(weights={slot: ALL}, standby=standby, owner=owner, epoch=epoch)
 
 
-def rounded(want: RouteState, unit: int, *, where: str) -> RouteState:
-    """The state for a router with weights in steps of `unit` basis points and no retries.
-
-    Raises:
-        Unsupported: A share would become nothing.
-    """
-    share = want.weights.get("green", 0)
-    nearest = round(share / unit) * unit
-    if nearest in (0, ALL) and nearest != share:
-        raise Unsupported(f"this router splits by at least {unit / 100:g} %", where=where)
-    weights = {"blue": ALL - nearest, "green": nearest}
-    return want.model_copy(update={"weights": weights, "standby": None})
-
-
 class TrafficRouter(Protocol):
     """The interface of every router adapter."""
 
@@ -114,7 +100,7 @@ class TrafficRouter(Protocol):
         Call this before a state is recorded as intended: the split is tested against the weights that are really set.
 
         Raises:
-            Unsupported: It cannot split like that, or not at all by that header.
+            Unsupported: It cannot split like that.
         """
 
     def read(self) -> tuple[RouteState, str]:

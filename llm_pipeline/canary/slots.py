@@ -10,27 +10,24 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
-
-from pydantic import ValidationError
+from typing import TYPE_CHECKING, Protocol
 
 from llm_pipeline.artifacts.golden import read_golden
 from llm_pipeline.base.durable import replace_durably
 from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError, Transient
+from llm_pipeline.base.json_document import find_record
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.canary.router import Patience, SlotName, TrafficRouter
 from llm_pipeline.config.deployment import Deployment, TargetPlace
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.release import Drill
-from llm_pipeline.config.server_place import OpenAiSlot, SlotServer
-from llm_pipeline.serving.endpoint_access import active_requests, model_root
+from llm_pipeline.config.server_place import OpenAiSlot, SlotServer, speaks_openai
+from llm_pipeline.serving.endpoint_access import active_requests, model_root, once_it_answers
 from llm_pipeline.serving.ports import loopback_endpoint
 from llm_pipeline.serving.repository_links import fetch_links, refuse_other_host
 from llm_pipeline.serving.server_log import engine_death
@@ -134,13 +131,9 @@ class SlotControl(Protocol):
             Fenced: Somebody else took over; nothing was done.
         """
 
-
-@runtime_checkable
-class ChecksAnswers(Protocol):
-    """Slots whose servers are started by others: only their answers show what they serve."""
-
-    def differs(self, slot: SlotName, repository: ArtifactRef) -> str | None:
-        """Why the slot's server does not give this release's golden answers; None if it does."""
+    def differs(self, slot: SlotName, repository: ArtifactRef) -> str | None:  # noqa: ARG002 - started here, it is known
+        """Why what others started in a slot does not give this release's golden answers; None if it does."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -178,7 +171,7 @@ def slot_state(state_root: Path, target: str, slot: SlotName) -> Path:
 
 
 @dataclass(frozen=True)
-class _Slots(ABC):
+class _Slots(SlotControl):
     """What both kinds of slots have.
 
     Attributes:
@@ -220,10 +213,6 @@ class _Slots(ABC):
 
     def engine_death(self, slot: SlotName) -> str:
         return engine_death(self._state(slot) / SERVER_LOG)
-
-    @abstractmethod
-    def alive(self, slot: SlotName) -> bool:
-        """See `SlotControl`."""
 
     def answers(self, slot: SlotName) -> bool:
         try:
@@ -323,7 +312,6 @@ async def generates(endpoint: Endpoint) -> bool:
 
 
 _RECORD = "openai.json"
-_POLL_SECONDS = 1.0
 _CONNECT_SECONDS = 2.0
 
 
@@ -415,31 +403,25 @@ class OpenAiSlots(_Slots):
             ConfigError: It gives other answers than the release.
             IntegrityError: It has no model of that name.
         """
-        root, taken = self._await_model(slot, wait_seconds), self._taken(slot)
+        endpoint = self.servers[slot].endpoint
+        try:
+            root = once_it_answers(model_root, endpoint, wait_seconds)
+        except Transient as error:
+            raise Transient(
+                f"the server in {slot} cannot be started from here, and does not answer: {error.message}",
+                where=endpoint.url,
+                hint="start it with the release's checkpoint",
+            ) from error
         wanted = Taken(digest=repository.digest, root=root)
-        if taken == wanted:
+        if self._taken(slot) == wanted:
             return
         if (unlike := self._unlike(slot, repository)) is not None:
             raise ConfigError(
                 f"the server in {slot} does not serve this release: {unlike}",
-                where=self.servers[slot].endpoint.url,
+                where=endpoint.url,
                 hint="serve the release's checkpoint there under that model's name, then run this again",
             )
         replace_durably(self._state(slot) / _RECORD, wanted.model_dump_json(indent=1).encode())
-
-    def _await_model(self, slot: SlotName, wait_seconds: float) -> str | None:
-        deadline = time.monotonic() + wait_seconds
-        while True:
-            try:
-                return model_root(self.servers[slot].endpoint)
-            except Transient as error:
-                if time.monotonic() >= deadline:
-                    raise Transient(
-                        f"the server in {slot} cannot be started from here, and does not answer: {error.message}",
-                        where=self.servers[slot].endpoint.url,
-                        hint="start it with the release's checkpoint",
-                    ) from error
-                time.sleep(_POLL_SECONDS)
 
     def _unlike(self, slot: SlotName, repository: ArtifactRef) -> str | None:
         """How its golden answers are unlike the release's; None if they are alike."""
@@ -458,13 +440,8 @@ class OpenAiSlots(_Slots):
             return False
 
     def _taken(self, slot: SlotName) -> Taken | None:
-        file = self._state(slot) / _RECORD
-        try:
-            return Taken.model_validate_json(file.read_bytes())
-        except FileNotFoundError:
-            return None
-        except ValidationError as error:
-            raise IntegrityError("not a record of the release that a slot was accepted for", where=str(file)) from error
+        problem = "not a record of the release that a slot was accepted for"
+        return find_record(Taken, self._state(slot) / _RECORD, problem)
 
     @contextmanager
     def _acting(self, slot: SlotName, token: FencingToken) -> Iterator[None]:
@@ -473,26 +450,32 @@ class OpenAiSlots(_Slots):
             yield
 
 
-def openai_servers(place: TargetPlace) -> dict[SlotName, OpenAiSlot]:
-    """The servers with OpenAI's API; none where the slots are Tritons of this host."""
-    return {slot: server for slot, server in slot_servers(place).items() if isinstance(server, OpenAiSlot)}
+def open_slots(
+    store: ArtifactStore,
+    place: TargetPlace,
+    target: str,
+    state_root: Path,
+    *,
+    triton_home: Path,
+    python: Path | None,
+    drill: Drill | None = None,
+    recognised: float = RECOGNISED,
+) -> SlotControl:
+    """What controls the servers of a place's slots; see `OpenAiSlots` and `TritonSlots`."""
+    servers = slot_servers(place)
+    others = {slot: server for slot, server in servers.items() if isinstance(server, OpenAiSlot)}
+    if others:
+        return OpenAiSlots(store, target, state_root, servers=others, recognised=recognised)
+    return TritonSlots(store, servers, target, state_root, triton_home=triton_home, python=python, drill=drill)
 
 
 def slots_of(store: ArtifactStore, deployment: Deployment, target: str) -> SlotControl:
     """The slots of a deployment's place; without an interpreter of the model's code servers can only be stopped."""
-    place, state_root = deployment.places[target], Path(deployment.state_root)
-    if servers := openai_servers(place):
-        return OpenAiSlots(store=store, servers=servers, target=target, state_root=state_root)
-    try:
-        python = Path(deployment.interpreter(place.environment))
-    except ConfigError as error:
-        log.warning("servers cannot be started from here", reason=str(error))
-        python = None
-    return TritonSlots(
-        store=store,
-        servers=slot_servers(place),
-        target=target,
-        state_root=state_root,
-        triton_home=Path(deployment.triton_home),
-        python=python,
-    )
+    place, python = deployment.places[target], None
+    if not speaks_openai(slot_servers(place)):
+        try:
+            python = Path(deployment.interpreter(place.environment))
+        except ConfigError as error:
+            log.warning("servers cannot be started from here", reason=str(error))
+    home = Path(deployment.triton_home)
+    return open_slots(store, place, target, Path(deployment.state_root), triton_home=home, python=python)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from llm_pipeline.base.errors import IntegrityError, Transient
 from llm_pipeline.base.records import ArtifactRef, Frozen
-from llm_pipeline.canary.slots import ChecksAnswers, SlotControl, slot_endpoint, slot_servers, slots_of
+from llm_pipeline.canary.slots import OpenAiSlots, SlotControl, slot_endpoint, slot_servers, slots_of
 from llm_pipeline.inspection.verification import verify_reference
 from llm_pipeline.operations.status import Health, PlaceStatus, deployment_status
 from llm_pipeline.serving.endpoint_access import require_served
@@ -119,7 +119,7 @@ def _as_status_says(found: PlaceStatus) -> Iterator[Check]:
 
 def _live(slots: SlotControl, slot: SlotName, endpoint: Endpoint, repository: ArtifactRef) -> Iterator[tuple[str, str]]:
     """What is wrong with the answers of a server that runs."""
-    if isinstance(slots, ChecksAnswers):
+    if isinstance(slots, OpenAiSlots):
         yield "answers", slots.differs(slot, repository) or ""
         return
     looks: dict[str, Callable[[], object]] = {

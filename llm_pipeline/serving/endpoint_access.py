@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import json
 import ssl
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
 from llm_pipeline.base.bounded_http import HttpAnswer, call
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
@@ -59,7 +60,9 @@ def refusal_of(answer: HttpAnswer, headers: Mapping[str, str]) -> str:
     return one_line(shown(refusal_text(answer.body), header_secrets(headers)))
 
 
+T = TypeVar("T")
 _ANSWER_SECONDS = 10.0
+_POLL_SECONDS = 1.0
 _LONGEST_ANSWER_BYTES = 4 * 1024 * 1024
 _DENIED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _BUSY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE,
@@ -110,6 +113,22 @@ def model_root(endpoint: Endpoint) -> str | None:
     """
     root = _card(endpoint).get("root")
     return root if isinstance(root, str) else None
+
+
+def once_it_answers(ask: Callable[[Endpoint], T], endpoint: Endpoint, wait_seconds: float) -> T:
+    """What `ask` says of an endpoint's model, asked again and again while nobody answers.
+
+    Raises:
+        Transient: Nobody answered for so long.
+    """
+    deadline = time.monotonic() + wait_seconds
+    while True:
+        try:
+            return ask(endpoint)
+        except Transient:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(_POLL_SECONDS)
 
 
 def _card(endpoint: Endpoint) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from llm_pipeline.canary.router import SlotName, TrafficRouter, all_to, open_router
-from llm_pipeline.canary.slots import RECOGNISED, OpenAiSlots, SlotControl, TritonSlots, openai_servers, slot_servers
+from llm_pipeline.canary.slots import RECOGNISED, SlotControl, open_slots, slot_servers
 from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.model import ConfigModel, Name
 from llm_pipeline.config.release import Drill
@@ -66,16 +66,13 @@ class PlaceConfig(ConfigModel):
             drill: A fault for the candidate's server.
             recognised: Share of a release's golden answers that a server must give that was started elsewhere.
         """
-        if servers := openai_servers(self.place):
-            return OpenAiSlots(
-                store=store, servers=servers, target=self.target, state_root=self.state_root, recognised=recognised
-            )
-        return TritonSlots(
-            store=store,
-            servers=slot_servers(self.place),
-            target=self.target,
-            state_root=self.state_root,
+        return open_slots(
+            store,
+            self.place,
+            self.target,
+            self.state_root,
             triton_home=self.triton_home,
             python=self.python,
             drill=drill,
+            recognised=recognised,
         )

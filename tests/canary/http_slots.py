@@ -16,14 +16,14 @@ from pathlib import Path
 from llm_pipeline.base import detached
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.router import SlotName
-from llm_pipeline.canary.slots import WarmUp
+from llm_pipeline.canary.slots import SlotControl, WarmUp
 from llm_pipeline.config.server_place import ServerPorts
 from llm_pipeline.serving.slot_fence import FencingToken, admit, exclusive, newest_token
 
 UPSTREAM = Path(__file__).with_name("upstream.py")
 
 
-class HttpSlots:
+class HttpSlots(SlotControl):
     def __init__(
         self,
         root: Path,
@@ -72,14 +72,6 @@ class HttpSlots:
             return False
         finally:
             connection.close()
-
-    def in_flight(self, slot: SlotName) -> int | None:
-        del slot
-        return None
-
-    def engine_death(self, slot: SlotName) -> str:
-        del slot
-        return ""
 
     def stop(self, slot: SlotName, repository: ArtifactRef | None = None, token: FencingToken | None = None) -> bool:
         """Stop what the slot serves, whatever that is unless a repository is given; tests act without a token."""

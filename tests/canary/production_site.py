@@ -12,7 +12,7 @@ from typing import Any
 from canary_site import free_ports
 from resolved_release import resolve
 
-from llm_pipeline.adapters.envoy.router import find_router, stop_router
+from llm_pipeline.adapters.envoy.router import router_of, stop_router
 from llm_pipeline.base import detached
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
@@ -138,7 +138,7 @@ class Production:
         return pointers.production.release_id, pointers.previous.release_id if pointers.previous else None
 
     def weights(self) -> dict[str, int]:
-        router = find_router(self.state("router"))
+        router = router_of(self.state("router"))
         assert router is not None
         return {slot: weight for slot, weight in router.read()[0].weights.items() if weight}
 

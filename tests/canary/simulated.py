@@ -34,7 +34,7 @@ from llm_pipeline.canary.record import (
     take_over,
 )
 from llm_pipeline.canary.router import ALL, Patience, RouterConflict, RouteState, SlotName, all_to
-from llm_pipeline.canary.slots import ServedPlace, WarmUp
+from llm_pipeline.canary.slots import ServedPlace, SlotControl, WarmUp
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.operations.guard import Guard, GuardAction
 from llm_pipeline.operations.rollback import roll_back
@@ -124,7 +124,7 @@ class Router:
         return self.site.in_flight.get(slot, 0)
 
 
-class Slots:
+class Slots(SlotControl):
     """Slots that run or do not."""
 
     def __init__(self, site: Site) -> None:

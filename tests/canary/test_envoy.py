@@ -22,7 +22,7 @@ from hostile_client import generation
 
 from llm_pipeline.adapters.envoy import xds
 from llm_pipeline.adapters.envoy.adapter import ServerCertificate
-from llm_pipeline.adapters.envoy.router import find_router, start_router, stop_router, stopped_router
+from llm_pipeline.adapters.envoy.router import router_of, start_router, stop_router
 from llm_pipeline.adapters.envoy.xds import replace_json
 from llm_pipeline.base import detached
 from llm_pipeline.base.errors import ConfigError
@@ -308,10 +308,10 @@ def test_after_settlement_the_guard_starts_a_router_that_was_killed(site) -> Non
 
 def test_a_router_that_was_stopped_on_purpose_stays_so(site) -> None:
     stop_router(site.router_state)
-    watcher = stopped_router(site.router_state)
+    watcher = router_of(site.router_state)
     assert watcher is not None
     assert watcher.revive() is None
-    assert find_router(site.router_state) is None
+    assert not watcher.runs
 
 
 def test_a_router_that_was_killed_is_started_when_its_ports_are_free(site) -> None:
@@ -337,7 +337,7 @@ def test_starting_it_again_gives_a_running_one_the_configuration_of_this_version
     wait_status(site, 404)
     assert pid_of(site) == before
     assert "larger than 3 MiB" in site.router.files.listeners.read_text()
-    known = find_router(site.router_state)
+    known = router_of(site.router_state)
     assert known is not None
     assert known.place == site.place, "as whoever rolls back, or revives it, will write its routes"
 

@@ -10,7 +10,7 @@ from custom_resources import CustomResources
 from gateway_controller import GatewayController
 from router_contract import NAMESPACE, EnvoySubject, Subject, gateway_subject, split
 
-from llm_pipeline.base.errors import Fenced, Transient, Unsupported
+from llm_pipeline.base.errors import Fenced, Transient
 from llm_pipeline.canary.router import RouterConflict, RouterUnavailable, all_to
 
 
@@ -35,28 +35,12 @@ def test_what_nobody_of_ours_wrote_is_read_with_epoch_zero(subject):
     assert state.epoch == 0
 
 
-@pytest.mark.parametrize("green", [0, 100, 500, 2500, 5000, 10_000])
+@pytest.mark.parametrize("green", [0, 100, 2500, 3333, 9996, 10_000])
 def test_what_is_written_is_read_and_takes_effect(subject, green):
+    assert subject.router.nearest(split(green)) == split(green)
     revision = subject.router.write(split(green), None)
     assert subject.router.read() == (split(green), revision)
     until(lambda: subject.router.converged(revision) is True)
-
-
-@pytest.mark.parametrize("green", [3333, 1234, 9876])
-def test_the_split_that_is_read_is_the_one_that_was_promised(subject, green):
-    promised = subject.router.nearest(split(green))
-    assert promised.weights["green"] == pytest.approx(green, abs=50)
-    subject.router.write(split(green), None)
-    assert subject.router.read()[0] == promised
-
-
-def test_a_share_that_it_cannot_have_is_refused_and_never_made_all_or_nothing(subject):
-    for green in (4, 9996):
-        try:
-            promised = subject.router.nearest(split(green))
-        except Unsupported:
-            continue
-        assert promised.weights["green"] == green
 
 
 def test_the_same_write_twice_is_one_revision(subject):

@@ -17,7 +17,7 @@ from llm_pipeline.base.errors import ConfigError, Fenced, Transient
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.moving import retire
 from llm_pipeline.canary.router import Patience
-from llm_pipeline.canary.slots import ChecksAnswers, OpenAiSlots, ServedPlace, TritonSlots
+from llm_pipeline.canary.slots import OpenAiSlots, ServedPlace, TritonSlots
 from llm_pipeline.serving.endpoint_access import served_name
 from llm_pipeline.serving.slot_fence import FencingToken
 
@@ -53,7 +53,6 @@ def test_a_server_is_taken_for_the_release_whose_golden_answers_it_gives(place: 
     assert again.alive("green")
     assert again.answers("green")
     assert again.served("green") == place.new.digest
-    assert isinstance(again, ChecksAnswers)
     assert again.differs("green", place.new) is None
     warm = again.warm_up("green", place.new)
     assert (warm.prompts, warm.answered, warm.matched) == (6, 6, 6)

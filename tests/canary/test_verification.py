@@ -11,7 +11,7 @@ import pytest
 from place_here import serve
 from production_site import MODEL, Production
 
-from llm_pipeline.adapters.envoy.router import find_router
+from llm_pipeline.adapters.envoy.router import router_of
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.router import all_to
 from llm_pipeline.cli import main
@@ -86,7 +86,7 @@ def test_what_serves_as_it_was_released_is_well_and_each_kind_of_damage_is_found
     golden.write_bytes(whole)
     assert site.wrong() == {}
 
-    router = find_router(site.state("router"))
+    router = router_of(site.state("router"))
     assert router is not None
     state, revision = router.read()
     router.write(all_to("green", owner="somebody", epoch=state.epoch + 1), revision)

@@ -108,9 +108,11 @@ class EnvoyPlace(RouterModel):
         return (self.port, self.admin_port)
 
 
+_ROUTER = "llm_pipeline.adapters.envoy.router"
+_router_of = OnCall(f"{_ROUTER}:router_of")
 ADAPTER = RouterAdapter(
     config=EnvoyPlace,
-    open=OnCall("llm_pipeline.adapters.envoy.router:start_router"),
-    as_it_is=OnCall("llm_pipeline.adapters.envoy.router:router_as_it_is"),
-    probe=OnCall("llm_pipeline.adapters.envoy.router:probe"),
+    open=OnCall(f"{_ROUTER}:start_router"),
+    as_it_is=lambda _place, _slots, state: _router_of(state),  # what it was started with counts
+    probe=OnCall(f"{_ROUTER}:probe"),
 )

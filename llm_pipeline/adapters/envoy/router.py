@@ -350,8 +350,6 @@ class EnvoyRouter:
             self.replace_routes(initial)
         replace_json(files.bootstrap, xds.bootstrap(files.xds, place))
         replace_json(files.place, _Place(router=place, slots=self.slots).model_dump())
-        if files.access_log.exists() and files.access_log.stat().st_size > _LARGEST_ACCESS_LOG_BYTES:
-            files.access_log.rename(files.access_log.with_name(f"{files.access_log.name}.1"))
         options = ["--disable-hot-restart", "--concurrency", "1", "--file-flush-interval-msec", "500"]
         process = detached.start(
             f"router {place.port}",
@@ -378,16 +376,10 @@ class EnvoyRouter:
             OSError: The disk refuses.
         """
         files, place = self.files, self.place
-        documents = {
-            files.clusters: xds.clusters(self.slots, only_openai=place.only_openai),
-            **({files.secrets: xds.secrets(place.tls)} if place.tls is not None else {}),
-            files.listeners: xds.listeners(files.xds, place, files.access_log),
-        }
-        for path, document in documents.items():
-            with contextlib.suppress(FileNotFoundError, ValueError):
-                if json.loads(path.read_text()) == document:
-                    continue
-            replace_json(path, document)
+        replace_json(files.clusters, xds.clusters(self.slots, only_openai=place.only_openai))
+        if place.tls is not None:
+            replace_json(files.secrets, xds.secrets(place.tls))
+        replace_json(files.listeners, xds.listeners(files.xds, place, files.access_log))
         with contextlib.suppress(RouterUnavailable), self._locked():  # routes that cannot be read are left to a write
             state, revision = self.read()
             if self._routes(state, revision) != self._read_routes():
@@ -433,32 +425,22 @@ def start_router(
         RouterUnavailable: It does not become live in time.
     """
     with _one_starter(state.resolve()):
-        if (running := find_router(state)) is not None:
-            running.update_configuration()
-            return running
+        known = router_of(state)
+        if known is not None and known.runs:
+            known.update_configuration()
+            return known
         router = EnvoyRouter(RouterFiles(state.resolve()), place, slots)
         router.start(initial)
     return router
 
 
-def find_router(state: Path) -> EnvoyRouter | None:
-    """The router that was started with this state directory, if it still runs."""
-    found = stopped_router(state)
-    return found if found is not None and found.runs else None
-
-
-def stopped_router(state: Path) -> EnvoyRouter | None:
+def router_of(state: Path) -> EnvoyRouter | None:
     """The router of this state directory, running or not: its routes can be read and written all the same."""
     files = RouterFiles(state.resolve())
     if not files.place.exists():
         return None
     place = _Place.model_validate_json(files.place.read_text())
     return EnvoyRouter(files, place.router, place.slots)
-
-
-def router_as_it_is(_place: EnvoyPlace, _slots: Mapping[SlotName, SlotServer], state: Path) -> EnvoyRouter | None:
-    """The same, as the port asks for it: what it was started with counts."""
-    return stopped_router(state)
 
 
 def stop_router(state: Path) -> None:

@@ -8,7 +8,6 @@ write; the API's own `resourceVersion` would change with every status that a gat
 Weights are written in basis points: the API takes any proportion, and a gateway may round it on its own, which only the
 measured split shows. Its controller acknowledges a generation in the route's status, which says that it has accepted
 the route; the API has no field for when its proxies act on it.
-Persistent sessions are not in the standard channel and lead to one server, not to one arm: a header cannot be used.
 Nothing fails over: a candidate's failures are the users'. Whatever applies manifests to the cluster (Argo CD, Flux)
 has to leave these weights and annotations alone, or each of its rounds is a change by another hand.
 """
@@ -24,16 +23,16 @@ from pydantic import ValidationError
 
 from llm_pipeline.adapters.gateway_api.adapter import GatewayApiPlace, Service
 from llm_pipeline.adapters.kubernetes.api import CONFLICT, NOT_ALLOWED, NOT_FOUND, Cluster, Json
-from llm_pipeline.base.errors import Fenced, Transient, Unsupported
+from llm_pipeline.base.errors import Fenced, Transient
 from llm_pipeline.canary import users_paths
 from llm_pipeline.canary.router import (
     ALL,
+    SLOTS,
     RouterConflict,
     RouterRejected,
     RouterUnavailable,
     RouteState,
     SlotName,
-    rounded,
 )
 
 OWNER = "llm-pipeline/owner"
@@ -112,8 +111,8 @@ class GatewayApiRouter:
         self._services: dict[SlotName, Service] = {"blue": place.backends.blue, "green": place.backends.green}
 
     def nearest(self, want: RouteState) -> RouteState:
-        """The state, if it has no sessions: no header can keep them here."""
-        return rounded(want, 1, where=self._where)
+        """The state without a standby: nothing fails over here."""
+        return want.model_copy(update={"weights": {slot: want.weights.get(slot, 0) for slot in SLOTS}, "standby": None})
 
     def read(self) -> tuple[RouteState, str]:
         """The state in the object, and its revision.
@@ -125,14 +124,11 @@ class GatewayApiRouter:
         return self._state(document), revision_of(document)
 
     def write(self, want: RouteState, expect: str | None) -> str:
-        """Writes the state, with the weights of `nearest`.
+        """Writes the state, but for a standby.
 
         A put is refused when a gateway wrote its status meanwhile, too; it is then made again from a new look.
         """
-        try:
-            want = self.nearest(want)
-        except Unsupported as error:
-            raise RouterRejected(error.message, where=error.where) from error
+        want = self.nearest(want)
         for _ in range(_TRIES):
             document, said = self._routes.route(), None
             told = _annotations(document)

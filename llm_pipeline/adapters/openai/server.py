@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import time
 
-from pydantic import ValidationError
-
 from llm_pipeline.adapters.openai.adapter import OpenAiServer
 from llm_pipeline.base.durable import replace_durably
-from llm_pipeline.base.errors import ConfigError, Transient, Unsupported
+from llm_pipeline.base.errors import Unsupported
+from llm_pipeline.base.json_document import find_record
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.serving.control import Candidate, StagedServer, StagingSlot, await_no_requests
-from llm_pipeline.serving.endpoint_access import require_model
+from llm_pipeline.serving.endpoint_access import once_it_answers, require_model
 from llm_pipeline.serving.slot_fence import exclusive
 from llm_pipeline.serving.triton_server import SlotBusy
 
 log = get_logger(__name__)
-
-_POLL_SECONDS = 1.0
 
 
 class StagedThere(Frozen):
@@ -54,7 +51,7 @@ class OpenAiControl:
                     hint="stop that staging first",
                 )
             started = time.monotonic()
-            self._require_length(self._await_model(wait_seconds))
+            self._require_length(once_it_answers(require_model, self._endpoint, wait_seconds))
             staged = staged or StagedThere(digest=candidate.digest, ready_seconds=round(time.monotonic() - started, 3))
             replace_durably(self._record, staged.model_dump_json(indent=1).encode())
         log.info("the server has the model", url=self._endpoint.url, model=self._endpoint.openai_model)
@@ -73,16 +70,6 @@ class OpenAiControl:
         with exclusive(self._slot.state):
             self._record.unlink(missing_ok=True)
 
-    def _await_model(self, wait_seconds: float) -> int | None:
-        deadline = time.monotonic() + wait_seconds
-        while True:
-            try:
-                return require_model(self._endpoint)
-            except Transient:
-                if time.monotonic() >= deadline:
-                    raise
-                time.sleep(_POLL_SECONDS)
-
     def _require_length(self, most: int | None) -> None:
         wanted = self._slot.target.limits.maximum_tokens_per_request
         if most is not None and most < wanted:
@@ -96,12 +83,7 @@ class OpenAiControl:
         return StagedServer(endpoint=self._endpoint, digest=staged.digest, ready_seconds=staged.ready_seconds)
 
     def _staged(self) -> StagedThere | None:
-        try:
-            return StagedThere.model_validate_json(self._record.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
-        except ValidationError as error:
-            raise ConfigError("not a record of a staged candidate", where=str(self._record)) from error
+        return find_record(StagedThere, self._record, "not a record of a staged candidate")
 
 
 def probe(place: OpenAiServer) -> str:

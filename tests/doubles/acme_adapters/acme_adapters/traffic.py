@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from llm_pipeline.canary.metrics import ArmWindow, MetricSourceAdapter, MetricsWindow
-from llm_pipeline.canary.router import RouterAdapter, RouterUnavailable, RouteState, remote, rounded
+from llm_pipeline.canary.router import RouterAdapter, RouterUnavailable, RouteState, remote
 from llm_pipeline.config.model import AbsolutePath, Port
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.config.router_place import MetricSourceModel, RouterModel
@@ -41,7 +41,7 @@ class AcmeRouter:
         self._file = Path(place.file)
 
     def nearest(self, want: RouteState) -> RouteState:
-        return rounded(want, 100, where="acme")
+        return want.model_copy(update={"standby": None})
 
     def read(self) -> tuple[RouteState, str]:
         try:
