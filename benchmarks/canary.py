@@ -303,7 +303,6 @@ def the_packages(before: Arm, candidate: Arm, stable: Arm, run: int) -> int:
     history = [(int(n), tuple(map(int, e[at]))) for n, e in zip(answered[run], before.slow[run], strict=True)]
     limits = tuple(Limit(milliseconds=limit, label="limit") for limit in LIMITS.tolist())
     thresholds = Thresholds(
-        requests=1,
         limits={"failed answers": (Limit(),), "slow end": limits},
         variations={"slow end": Variation.learned(history, len(limits))},
     )

@@ -44,12 +44,6 @@ class KubernetesNamespace(KubernetesProxy):
         """The Job's deadline is made one that has passed."""
         self.server.ask("PATCH", self._job(job), {"spec": {"activeDeadlineSeconds": 1}}, kind=MERGE)
 
-    def delete_behind(self, job: str, *, orphan: bool = False) -> None:
-        """Somebody else deletes the Job: with its pod, or leaving it behind."""
-        policy = "Orphan" if orphan else "Foreground"
-        self.server.ask("DELETE", self._job(job), {"propagationPolicy": policy})
-        until(lambda: job not in self.names(), "the end of a Job")
-
     def secret(self, name: str, values: dict[str, str]) -> None:
         """Make a Secret."""
         self.server.ask("POST", self._path("secrets"), {"metadata": {"name": name}, "stringData": values})

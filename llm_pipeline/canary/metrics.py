@@ -176,13 +176,11 @@ class Thresholds(Frozen):
     """What is fixed before the first step.
 
     Attributes:
-        requests: Stable's requests that it was fixed from.
         limits: Those of each metric that is compared, rising.
         block_seconds: Length of a block of time, the unit of evidence.
         variations: How stable's share of slow requests varied until then.
     """
 
-    requests: int
     limits: dict[Metric, tuple[Limit, ...]]
     block_seconds: float = _BLOCK_SECONDS
     variations: dict[Metric, Variation] = Field(default_factory=dict)
@@ -379,7 +377,6 @@ def fix_thresholds(requests: Iterable[ObservedRequest], policy: CanaryPolicy) ->
             limits[metric] = _slow_limits(values, policy.slow_quantiles) if slow else (Limit(),)
     seconds = block_seconds(policy)
     return Thresholds(
-        requests=len(answered),
         limits=limits,
         block_seconds=seconds,
         variations={
@@ -435,7 +432,7 @@ def thresholds_from_counts(stable: ArmWindow, policy: CanaryPolicy) -> Threshold
     histograms: dict[Metric, Histogram | None] = {"slow first token": stable.first_token, "slow end": stable.end_to_end}
     limits: dict[Metric, tuple[Limit, ...]] = {"failed answers": (Limit(),)}
     limits |= {name: found for name, one in histograms.items() if one and (found := _edges(one, policy.slow_quantiles))}
-    return Thresholds(requests=stable.requests, limits=limits, block_seconds=block_seconds(policy))
+    return Thresholds(limits=limits, block_seconds=block_seconds(policy))
 
 
 def window_from_counts(arms: Mapping[SlotName, ArmWindow], candidate: SlotName, thresholds: Thresholds) -> Window:

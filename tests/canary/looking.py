@@ -9,7 +9,6 @@ from llm_pipeline.canary.analysis import AnalysisState, observe
 from llm_pipeline.canary.metrics import Limit, Thresholds, window
 
 LIMITS = Thresholds(
-    requests=100,
     limits={
         "failed answers": (Limit(),),
         "slow first token": (Limit(milliseconds=50.0, label="p90"), Limit(milliseconds=200.0, label="4 x p90")),

@@ -1,4 +1,4 @@
-"""Canaries over a real Envoy and real servers, under users of all kinds; `test_scenarios` has the slower ones."""
+"""Canaries over a real Envoy and real servers, under users of all kinds who count what they lose."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import signal
 
 import pytest
+from canary_site import until
 
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.record import Phase
@@ -47,3 +48,68 @@ def test_a_rollback_needs_no_admin_interface(trial) -> None:
     assert (record.phase, record.traffic_confirmed) == (Phase.ROLLED_BACK, False)
     assert site.weights() == {trial.stable: 10_000}
     assert trial.lost == {}
+
+
+@pytest.mark.thorough
+def test_a_candidate_that_begins_to_fail_at_50_percent_is_rolled_back_and_no_user_notices(trial) -> None:
+    failed = trial.fault_at_50_percent(failure_fraction=1.0)
+    assert failed.verdict is Verdict.NO_GO
+    trial.assert_rolled_back()
+    assert trial.lost == {}
+
+
+@pytest.mark.thorough
+def test_a_candidate_that_hangs_without_a_reset_is_rolled_back_and_loses_no_unary_request(trial) -> None:
+    trial.policy |= {"steps_percent": (25.0, 100.0), "minimum_bake_seconds": 10.0}
+    running = trial.start(25)
+    trial.await_phase(Phase.BAKING, 25)
+    os.kill(trial.site.control.pid(trial.candidate), signal.SIGSTOP)
+    assert running.result(timeout=80).verdict is Verdict.NO_GO
+    trial.assert_rolled_back()
+    assert trial.lost_unary == {}, trial.site.traffic()["reasons"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("fault", ["hang_fraction", "stall_fraction"])
+def test_a_candidate_at_which_requests_hang_while_its_health_is_fine_is_rolled_back(trial, fault) -> None:
+    judgement = trial.fault_at_50_percent(**{fault: 1.0})
+    assert judgement.verdict is Verdict.NO_GO, judgement
+    trial.assert_rolled_back()
+    assert trial.lost_unary == {}, trial.site.traffic()["reasons"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("fault", "metrics"),
+    [
+        ({"delay_milliseconds": 20.0}, {"slow first token", "slow end"}),
+        ({"truncated_fraction": 1.0}, {"empty or cut answers"}),
+    ],
+    ids=["slow", "truncated"],
+)
+def test_a_candidate_that_becomes_worse_at_50_percent_is_rolled_back_for_what_it_is(trial, fault, metrics) -> None:
+    judgement = trial.fault_at_50_percent(**fault)
+    assert judgement.verdict is Verdict.NO_GO
+    worse = {fact.name for fact in judgement.evidence if fact.verdict is Verdict.NO_GO}
+    assert worse, judgement
+    assert worse <= metrics, judgement
+    trial.assert_rolled_back()
+    assert trial.lost_unary == {}, trial.site.traffic()["reasons"]
+
+
+@pytest.mark.thorough
+def test_a_stable_that_is_killed_is_started_at_once_and_a_candidate_that_fails_then_is_rolled_back(trial) -> None:
+    trial.policy |= {"steps_percent": (50.0, 100.0), "minimum_bake_seconds": 90.0, "maximum_bake_seconds": 120.0}
+    running = trial.start(50)
+    trial.await_phase(Phase.BAKING, 50)
+    killed = trial.site.control.pid(trial.stable)
+    os.kill(killed, signal.SIGKILL)
+    control = trial.site.control
+    until(lambda: control.pid(trial.stable) != killed and control.alive(trial.stable), 20)  # not at the end of the bake
+    until(lambda: trial.site.router.usable(trial.stable) is True, 20)  # it had ejected it for a few seconds
+    trial.site.await_answers(200)
+    trial.site.control.fault(trial.candidate, failure_fraction=1.0)
+    judgement = running.result(timeout=60)
+    assert judgement.verdict is Verdict.NO_GO, judgement
+    trial.assert_rolled_back()
+    assert trial.lost_unary == {}, "one of them answered all the time"

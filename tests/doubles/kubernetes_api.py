@@ -82,11 +82,11 @@ class KubernetesApi(FaultyApi, Kubelet):
             pod.object["metadata"]["deletionTimestamp"] = _stamp(timedelta(minutes=10))
             self.job(job)["status"]["ready"] = 0
 
-    def delete_behind(self, job: str, *, orphan: bool = False) -> None:
-        """Somebody else deletes the Job: at once with its pod, or leaving it behind."""
+    def delete_behind(self, job: str) -> None:
+        """Somebody else deletes the Job, at once with its pod."""
         with self._lock:
             del self._objects["jobs"][job]
-            pods = [] if orphan else [self._pods.pop(name) for name, pod in [*self._pods.items()] if pod.job == job]
+            pods = [self._pods.pop(name) for name, pod in [*self._pods.items()] if pod.job == job]
         for pod in pods:
             pod.signal(signal.SIGKILL)
 

@@ -161,15 +161,6 @@ def test_a_pod_without_a_node_waits_for_its_time_and_is_then_tried_again(place, 
     assert cluster.names() == []
 
 
-def test_a_pod_left_behind_by_its_job_still_counts_until_it_is_cancelled(place, cluster):
-    runner = place.scripted("sleep 60")
-    job = runner.submit(place.request(), HERE)
-    cluster.delete_behind(job.name, orphan=True)
-    assert runner.is_active(job)
-    runner.cancel(job)
-    assert not runner.is_active(job)
-
-
 def test_an_outcome_of_an_earlier_job_is_never_taken_for_a_later_one(place, cluster):
     runner = Runners(place.deployment)
     first = runner.submit(place.request(), HERE)

@@ -111,7 +111,7 @@ _VERBS = [
     (rule["resources"][0], verb)
     for rule in documented_rules("jobs")
     for verb in rule["verbs"]
-    if rule["resources"] != ["events"] and (rule["resources"][0], verb) != ("pods", "delete")
+    if rule["resources"] != ["events"]
 ]
 
 
@@ -123,17 +123,6 @@ def test_each_permission_that_is_missing_is_one_error_that_names_it(place, real_
     with pytest.raises(ConfigError, match=rf'cannot {verb} resource "{resource}" .* in the namespace') as caught:
         used(place, place.scripted("echo here; sleep 600"))
     assert caught.value.hint == f"this account needs: {kubernetes._NEEDS}"
-
-
-def test_pods_that_a_deleted_job_left_need_the_permission_to_delete_them(place, real_kubernetes):
-    rules = without(documented_rules("jobs"), "pods", "delete")
-    real_kubernetes.account = real_kubernetes.server.account(real_kubernetes.namespace, rules)
-    runner = place.scripted("echo here; sleep 600")
-    job = runner.submit(place.request(), HERE)
-    says(runner, job, "here")
-    real_kubernetes.delete_behind(job.name, orphan=True)
-    with pytest.raises(ConfigError, match='cannot delete resource "pods"'):
-        runner.cancel(job)
 
 
 def test_without_events_the_error_says_what_can_be_known(place, real_kubernetes):

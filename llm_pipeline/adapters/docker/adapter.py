@@ -9,14 +9,7 @@ from pydantic import Field
 
 from llm_pipeline.base.adapters import Adapter, OnCall
 from llm_pipeline.config.environment import EnvironmentModel, VariableNames
-from llm_pipeline.config.model import (
-    ConfigModel,
-    Gpus,
-    HostPath,
-    PathText,
-    PositiveGib,
-    Word,
-)
+from llm_pipeline.config.model import ConfigModel, Gpus, HostPath, PathText, PositiveGib, Word
 
 
 class Mount(ConfigModel):

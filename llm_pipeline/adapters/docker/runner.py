@@ -20,13 +20,7 @@ from llm_pipeline.base.errors import StageCrashed, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.release.contract import StageRequest, StageResult
-from llm_pipeline.runners.job_directory import (
-    latest_number,
-    locked_jobs,
-    read_lines,
-    read_outcome,
-    request_path,
-)
+from llm_pipeline.runners.job_directory import latest_number, locked_jobs, read_lines, read_outcome, request_path
 from llm_pipeline.runners.runner import STAGE_VARIABLES, Job, Placement
 from llm_pipeline.runners.shared import INSTALL_IN_IMAGE, crash, environment_of, image_of, job_base_name, request_labels
 from llm_pipeline.runners.stage_environment import withheld_secrets

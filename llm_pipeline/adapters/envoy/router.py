@@ -35,7 +35,6 @@ from llm_pipeline.canary.router import (
     STAT_PREFIX,
     RouterCondition,
     RouterConflict,
-    RouterRejected,
     RouterUnavailable,
     RouteState,
     SlotName,
@@ -102,7 +101,6 @@ class EnvoyRouter:
     def __init__(self, files: RouterFiles, place: EnvoyPlace, slots: Mapping[SlotName, SlotServer]) -> None:
         self.files, self.place, self.slots = files, place, dict(slots)
         self._addresses = {slot: addresses_of(server, only_openai=place.only_openai) for slot, server in slots.items()}
-        self._rejected_before_write: int | None = None
 
     # Routes
 
@@ -143,9 +141,6 @@ class EnvoyRouter:
                     return revision
                 if expect is not None and expect != revision:
                     raise RouterConflict(f"the routes are at {revision}, not at {expect}", where=self._where)
-            self._rejected_before_write = None
-            with contextlib.suppress(RouterUnavailable):
-                self._rejected_before_write = self._rejections()
             return self.replace_routes(want)
 
     def replace_routes(self, want: RouteState) -> str:
@@ -189,11 +184,6 @@ class EnvoyRouter:
         if f'{_RDS_STATISTICS}.version_text: "{revision}"' in statistics:
             tables = [entry["route_config"] for entry in dump.get("configs", [])]
             return any(xds.weights_of(table) == xds.weights_of(self._read_routes()) for table in tables)
-        before = self._rejected_before_write
-        if before is not None and self._rejections() > before:
-            raise RouterRejected(
-                "Envoy refused the routes and kept the old ones", where=self._where, hint=str(self.files.process_log)
-            )
         return False
 
     def _routes(self, state: RouteState, revision: str) -> Json:
@@ -219,11 +209,6 @@ class EnvoyRouter:
             return cast("Json", json.loads(self.files.routes.read_text()))
         except (OSError, ValueError) as error:
             raise RouterUnavailable(f"the routes cannot be read: {error}", where=self._where) from error
-
-    def _rejections(self) -> int:
-        name = f"{_RDS_STATISTICS}.update_rejected"
-        _, _, value = self._admin(f"/stats?filter={name}").partition(f"{name}: ")
-        return int(value.split()[0]) if value else 0
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -284,8 +269,7 @@ class EnvoyRouter:
                         active, healthy = found[slot]
                         judged = address != addresses.get("openai")  # an older release has none
                         found[slot] = _Counters(
-                            active + values.get("rq_active", 0),
-                            healthy and not (failed and judged),
+                            active + values.get("rq_active", 0), healthy and not (failed and judged)
                         )
         return found
 

@@ -10,17 +10,7 @@ from llm_pipeline.base.adapters import Adapter, OnCall
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.environment import Claims, EnvironmentModel, Tolerations
 from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
-from llm_pipeline.config.model import (
-    Cores,
-    Gpus,
-    Labels,
-    Name,
-    Names,
-    PathText,
-    PositiveGib,
-    PositiveMinutes,
-    Word,
-)
+from llm_pipeline.config.model import Cores, Gpus, Labels, Name, Names, PathText, PositiveGib, PositiveMinutes, Word
 from llm_pipeline.config.server_place import ServerModel
 from llm_pipeline.serving.control import ServerAdapter
 

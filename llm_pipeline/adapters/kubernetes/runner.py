@@ -7,7 +7,6 @@ no file with the worker: the outcome is a document of the store, and a stage has
 from __future__ import annotations
 
 import re
-import time
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
@@ -31,19 +30,13 @@ from llm_pipeline.adapters.kubernetes.state import (
 from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.errors import PipelineError, StageCrashed, Transient, from_document
 from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.release.contract import OUTCOME, StageFailure, StageRequest, StageResult
 from llm_pipeline.release.execute import publishes
 from llm_pipeline.release.process import job_outcome_name
 from llm_pipeline.runners.runner import Job, Placement
-from llm_pipeline.runners.shared import (
-    INSTALL_IN_IMAGE,
-    crash,
-    environment_of,
-    image_of,
-    job_base_name,
-    work_hash,
-)
+from llm_pipeline.runners.shared import INSTALL_IN_IMAGE, crash, environment_of, image_of, job_base_name, work_hash
 from llm_pipeline.runners.stage_environment import withheld_secrets
 from llm_pipeline.store import open_store
 from llm_pipeline.store.artifact_store import ArtifactStore, Document
@@ -53,7 +46,7 @@ log = get_logger(__name__)
 
 _GONE_AFTER_SECONDS = 90.0
 _POLL_SECONDS = 0.2
-_NEEDS = "create, get, list and delete Jobs; list and delete Pods; get pods/log"
+_NEEDS = "create, get, list and delete Jobs; list Pods; get pods/log"
 _TAIL = 20
 _NUMBER = re.compile(r"-(\d+)(?:\.json)?$")
 
@@ -121,7 +114,7 @@ class KubernetesRunner:
         """
         cluster, now = self._cluster(job.environment), datetime.now(UTC)
         state = cluster.read("Job", job.name)
-        if state is None:  # deleted; what its deletion left behind may still run
+        if state is None:  # deleted; its pod may still run
             return any(not (has_ended(pod) or is_lost(pod, now)) for pod in _pods(cluster, job.name))
         if job_has_ended(state) or state["status"].get("ready"):
             return not job_has_ended(state)
@@ -228,18 +221,13 @@ class KubernetesRunner:
 
     def _stop(self, cluster: Cluster, name: str) -> None:
         cluster.delete("Job", name)
-        deadline = time.monotonic() + _GONE_AFTER_SECONDS
-        while time.monotonic() < deadline:
-            job, pods = cluster.read("Job", name), _pods(cluster, name)
-            if job is None and not pods:
-                return
-            if job is None:
-                for pod in pods:  # left behind by somebody's deletion of the Job alone
-                    cluster.delete("Pod", name_of(pod))
-            time.sleep(_POLL_SECONDS)
-        raise Transient(
-            "the Job's pod does not end", where=f"Job {name}", hint="is its node lost? see kubectl get pods"
-        )
+
+        def gone() -> bool:
+            return cluster.read("Job", name) is None and not _pods(cluster, name)
+
+        if not wait_until(gone, _GONE_AFTER_SECONDS, every=_POLL_SECONDS):
+            hint = "is its node lost? see kubectl get pods"
+            raise Transient("the Job's pod does not end", where=f"Job {name}", hint=hint)
 
     def _record(self, job: Job, problem: PipelineError) -> None:
         """Keep why a stage never started as its outcome: whoever asks later gets the same error."""
@@ -255,7 +243,7 @@ def _digest_of(job: Json) -> str:
 
 
 def _pods(cluster: Cluster, job_name: str) -> list[Json]:
-    """The pods of a Job, the newest last; also those that an owner's deletion left behind."""
+    """The pods of a Job, the newest last; also those that outlive it."""
     return sorted(cluster.list("Pod", {JOB_LABEL: job_name}), key=created_at)
 
 

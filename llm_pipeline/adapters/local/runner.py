@@ -14,13 +14,7 @@ from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.files import how_to_make_an_interpreter
 from llm_pipeline.release.contract import StageRequest, StageResult
-from llm_pipeline.runners.job_directory import (
-    latest_number,
-    locked_jobs,
-    read_lines,
-    read_outcome,
-    request_path,
-)
+from llm_pipeline.runners.job_directory import latest_number, locked_jobs, read_lines, read_outcome, request_path
 from llm_pipeline.runners.runner import Job, Placement
 from llm_pipeline.runners.shared import crash
 from llm_pipeline.runners.stage_environment import stage_environment

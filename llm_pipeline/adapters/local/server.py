@@ -41,8 +41,5 @@ class LocalControl:
 
 def _staged(server: RunningServer) -> StagedServer:
     return StagedServer(
-        endpoint=server.endpoint,
-        digest=server.digest,
-        ready_seconds=server.ready_seconds,
-        pids=(server.pid,),
+        endpoint=server.endpoint, digest=server.digest, ready_seconds=server.ready_seconds, pids=(server.pid,)
     )
