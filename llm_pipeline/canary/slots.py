@@ -26,7 +26,7 @@ from llm_pipeline.canary.router import Patience, SlotName, TrafficRouter
 from llm_pipeline.config.deployment import Deployment, TargetPlace
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.release import Drill
-from llm_pipeline.config.server_place import OpenAiSlot, SlotServer, speaks_openai
+from llm_pipeline.config.server_place import OpenAiSlot, SlotServer
 from llm_pipeline.serving.endpoint_access import active_requests, model_root, once_it_answers
 from llm_pipeline.serving.ports import loopback_endpoint
 from llm_pipeline.serving.repository_links import fetch_links, refuse_other_host
@@ -472,7 +472,7 @@ def open_slots(
 def slots_of(store: ArtifactStore, deployment: Deployment, target: str) -> SlotControl:
     """The slots of a deployment's place; without an interpreter of the model's code servers can only be stopped."""
     place, python = deployment.places[target], None
-    if not speaks_openai(slot_servers(place)):
+    if not isinstance(place.blue, OpenAiSlot):
         try:
             python = Path(deployment.interpreter(place.environment))
         except ConfigError as error:
