@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import groupby
 from pathlib import Path
 
-from llm_pipeline.base.errors import InternalError, PipelineError, RemoteStageTransient, Transient
+from llm_pipeline.base.errors import InternalError, PipelineError, Transient
 from llm_pipeline.base.logging import LogRelay
 from llm_pipeline.base.untrusted_text import one_line
 from llm_pipeline.base.verdict import Verdict, worst
@@ -132,6 +132,8 @@ class LocalRun:
             for instance in order:  # whatever came up: nothing staged outlives the run, and no canary is left half-way
                 if not instance.task.step.decides and instance not in self._endings:
                     self._take(flow, instance)
+        for other in self._errors[1:]:
+            log.error("%s", other.told)
         if self._errors:
             raise self._errors[0]
         if self._refusals:
@@ -227,7 +229,7 @@ class LocalRun:
         if step.is_attempt:
             log.warning("%s failed, the next one is tried: %s", _name(instance), error)
         elif step.decides or step.effect is Effect.PRODUCTION:
-            log.error("%s failed: %s", _name(instance), error)
+            log.error("%s failed: %s", _name(instance), error.kind)  # what it says ends the run
             self._errors.append(error)
         else:
             log.warning("%s failed, and the release goes on: %s", _name(instance), error)
@@ -318,9 +320,7 @@ class LocalRun:
                 if attempt == _ATTEMPTS or self._stopped:
                     raise
                 self._tell(failed(self._origin, request.stage, request.subject, error, tried_again=True))
-                told = isinstance(error, RemoteStageTransient)  # in the stage's own log, which is shown
-                why = error.kind if told else error.message
-                log.warning("%s: %s; trying again in %g s", request.stage, why, _BACK_OFF_SECONDS * attempt)
+                log.warning("%s: %s; trying again in %g s", request.stage, error, _BACK_OFF_SECONDS * attempt)
                 time.sleep(_BACK_OFF_SECONDS * attempt)
                 continue
             log.info("%s", self._line(result, time.monotonic() - started))

@@ -10,6 +10,7 @@ import pytest
 
 from llm_pipeline.base.errors import Terminal
 from llm_pipeline.base.logging import (
+    FAILURES,
     Lines,
     LogRelay,
     clean_records,
@@ -180,6 +181,17 @@ def test_progress_and_tables_are_for_people_and_the_rest_of_a_stage_is_not(stage
     progress, table = parent.texts
     assert progress.startswith("evaluating: 2 of 2 answers")
     assert table.splitlines() == ["scores:", "  | task  score", "  | sums  29 %"]
+
+
+def test_why_a_stage_failed_can_be_silenced_where_its_error_is_shown(
+    stage: io.StringIO, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get_logger(FAILURES).error("a reason")
+    relayed(stage)
+    assert caplog.messages[1:] == ["a reason"], "once of this process, once relayed"
+    monkeypatch.setattr(logging.getLogger(FAILURES), "disabled", True)
+    relayed(stage)
+    assert len(caplog.messages) == 2
 
 
 def test_records_of_others_stay_as_they_are_where_only_ours_are_cleaned() -> None:

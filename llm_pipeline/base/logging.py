@@ -40,6 +40,9 @@ _writing = threading.Event()
 PROGRESS = "llm_pipeline.base.progress"
 """The logger of lines that say how far long work is."""
 
+FAILURES = "llm_pipeline.release.failures"
+"""The logger of the line that says why a stage failed: silent where the error itself is shown, too."""
+
 _FIELDS = "llm_pipeline_fields"
 _MARK = "mark"
 _VERBOSITY = {"HF_HUB_VERBOSITY": "warning", "HF_DEBUG": ""}
@@ -271,5 +274,7 @@ class LogRelay:
             self._mark = mark
         if mark != self._mark:
             raise ValueError("not a line of this process")
+        if record["logger"] == FAILURES:
+            return logging.getLogger(FAILURES), level, message
         shown = record["logger"] == PROGRESS or "\n" in record["event"]
         return self._shown if shown else self._logger, level, message + traceback

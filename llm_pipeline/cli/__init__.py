@@ -26,7 +26,7 @@ from itertools import pairwise
 from llm_pipeline import __version__
 from llm_pipeline.base.entry import ArgumentParser, entry_point, interruptible
 from llm_pipeline.base.errors import ExitCode
-from llm_pipeline.base.logging import write_readable_lines
+from llm_pipeline.base.logging import FAILURES, write_readable_lines
 from llm_pipeline.cli import releases
 from llm_pipeline.cli.options import Commands
 
@@ -122,4 +122,5 @@ def _program() -> tuple[ArgumentParser, Commands]:
 def _log_for_people() -> None:
     write_readable_lines()
     logging.getLogger("llm_pipeline.stage").setLevel(logging.WARNING)
+    logging.getLogger(FAILURES).setLevel(logging.CRITICAL)  # the error that ends the command is shown
     logging.getLogger("llm_pipeline.stage.download").setLevel(logging.INFO)  # it may take an hour

@@ -27,7 +27,7 @@ from llm_pipeline.base.errors import (
     as_pipeline_error,
     is_unexpected,
 )
-from llm_pipeline.base.logging import Lines, get_logger
+from llm_pipeline.base.logging import FAILURES, Lines, get_logger
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.store import StoreModel
@@ -66,9 +66,11 @@ def execute(request: StageRequest) -> StageResult | StageFailure:
     try:
         outcome: StageResult | StageFailure = _execute(request)
     except (Exception, SystemExit) as error:  # the edge of the process; libraries call sys.exit, too
-        known, unexpected = as_pipeline_error(error, where=f"stage {request.stage}"), is_unexpected(error)
-        message = f"stage {request.stage} failed" if unexpected else known.told  # ours says all
-        log.error("%s", message, exc_info=error if unexpected else None)  # noqa: TRY400
+        known = as_pipeline_error(error, where=f"stage {request.stage}")
+        if is_unexpected(error):
+            log.exception("stage %s failed", request.stage)
+        else:  # ours says all
+            get_logger(FAILURES).error("%s", known.told)  # noqa: TRY400
         outcome = StageFailure.of(request, known)
     if isinstance(outcome, StageFailure):
         record_failure(request.store, outcome)

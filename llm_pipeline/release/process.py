@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from llm_pipeline.base.durable import replace_durably
 from llm_pipeline.base.errors import ConfigError, ExitCode, StageCancelled, StageOutOfTime
-from llm_pipeline.base.logging import get_logger, write_json_lines
+from llm_pipeline.base.logging import FAILURES, get_logger, write_json_lines
 from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
 from llm_pipeline.release.execute import execute, publishes, record_failure
 from llm_pipeline.release.time_limit import OutOfTime, ended_by
@@ -68,7 +68,7 @@ def run_stage_process(name: str, request_path: Path, result: str, log_path: Path
         outcome = StageFailure.of(request, stopped)
     except OutOfTime as over:
         error = over.args[0]
-        log.error("%s", error)  # noqa: TRY400 - no fault of ours
+        get_logger(FAILURES).error("%s", error)  # noqa: TRY400 - no fault of ours
         outcome = StageFailure.of(request, error)
         record_failure(request.store, outcome)
     _write(request, result, outcome)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from datetime import UTC, datetime
 
@@ -9,9 +10,11 @@ import pytest
 from flow_cases import CASES, RECIPES, TARGETS, Case, walk
 from place_here import serve
 
-from llm_pipeline.base.errors import IntegrityError, PipelineError
+from llm_pipeline.base.errors import ExitCode, IntegrityError, PipelineError
+from llm_pipeline.base.logging import FAILURES
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
+from llm_pipeline.cli import main
 from llm_pipeline.local_run import LocalRun
 from llm_pipeline.release.claim import claim_name
 from llm_pipeline.release.loading import load_release
@@ -151,8 +154,19 @@ def test_an_error_before_a_release_has_its_id_is_told_too(run, told):
     assert told.titles == ["Release tiny: failed"]
 
 
-def test_an_error_after_which_a_stage_is_tried_again_is_told_once(release, run, caplog):
+def test_an_error_after_which_a_stage_is_tried_again_is_told_once(release, run, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger(FAILURES), "disabled", True)  # as the command line silences it
     run(Case({"download": {"error": "transient"}}))
     lines = [line for line in caplog.messages if "the test asked for one transient error" in line]
     assert len(lines) == 1
-    assert [line for line in caplog.messages if line.startswith("download: Transient; trying again in ")]
+    assert lines[0].endswith("; trying again in 0 s")
+
+
+@pytest.mark.parametrize("stage", ["resolve", "canary/cpu-a:5"])
+def test_the_error_that_ends_a_run_is_shown_once_and_last(release, in_process, capsys, stage):
+    release.script(**{stage: {"error": "terminal"}})
+    shutil.rmtree(release.root / "store", ignore_errors=True)
+    assert main(["run", str(release.config), "--approve"]) == ExitCode.BAD_INPUT
+    lines = [line for line in capsys.readouterr().err.splitlines() if "the test asked for" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("error: ")
