@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_url, set_client_factory
+from huggingface_hub import HfApi, get_hf_file_metadata, get_session, hf_hub_url
 from huggingface_hub.constants import HF_HUB_ETAG_TIMEOUT
 from huggingface_hub.errors import (
     DisabledRepoError,
@@ -27,7 +27,6 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.utils import build_hf_headers, disable_progress_bars, parse_ratelimit_headers
-from huggingface_hub.utils._http import default_client_factory
 
 from llm_pipeline import __version__
 from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
@@ -241,7 +240,7 @@ def connect(endpoint: str | None, token_variable: str) -> Hub:
     quiet_third_parties()  # the client set its own level when it was imported
     if not sys.stderr.isatty():
         disable_progress_bars()
-    _keep_session()
+    _keep_open(get_session())
     api = HfApi(
         endpoint=address,
         token=token or False,
@@ -253,18 +252,12 @@ def connect(endpoint: str | None, token_variable: str) -> Hub:
 
 
 @cache
-def _keep_session() -> None:
+def _keep_open(session: Any) -> None:
     """Have the client keep its HTTP session, which all threads share, when a connection fails.
 
     It would close the session in one thread under the others, whose requests end then, or find no session at all.
     """
-    set_client_factory(_lasting_session)
-
-
-def _lasting_session() -> Any:
-    library = import_module(HTTPError.__module__.partition(".")[0])
-    session = default_client_factory()
-    send = session.send
+    library, send = import_module(type(session).__module__.partition(".")[0]), session.send
 
     def send_and_keep(*arguments: Any, **options: Any) -> Any:
         try:
@@ -273,7 +266,6 @@ def _lasting_session() -> Any:
             raise library.NetworkError(str(error), request=error.request) from error
 
     session.send = send_and_keep
-    return session
 
 
 def listed_file(sibling: Any) -> HubFile:
