@@ -20,12 +20,12 @@ good repositories. No loader follows them, and they are left alone.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from llm_pipeline.artifacts.model_files import unsafe_reason
+from llm_pipeline.base.directory_listing import walk_files
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.json_document import read
 
@@ -141,9 +141,10 @@ def check_directory(directory: Path) -> None:
     Raises:
         IntegrityError: A link leads out of it, or a JSON file is malformed or makes loaders read something else; the
             message names the file and the key.
+        Transient: A directory in it cannot be listed.
     """
     root = directory.resolve()
-    for path in _files(root):
+    for path in walk_files(root):
         name = path.relative_to(root).as_posix()
         if path.is_symlink() and not path.resolve().is_relative_to(root):
             raise IntegrityError(
@@ -166,17 +167,6 @@ def check_document(path: str, document: Any, *, where: str) -> None:
     if found := followed_keys(path, document):
         problem = f"it makes loaders read files that were not checked: {'; '.join(found[:4])}"
         raise IntegrityError(problem, where=where, hint=_HINT)
-
-
-def _files(root: Path) -> Iterator[Path]:
-    """Files and links below a directory; what cannot be listed is an error, for a loader might still read it."""
-    for directory, below, names in os.walk(root, onerror=_raise):
-        yield from (Path(directory) / name for name in names)
-        yield from (path for name in below if (path := Path(directory) / name).is_symlink())
-
-
-def _raise(error: OSError) -> None:
-    raise error
 
 
 def shards_of(index: Mapping[str, Any], where: str) -> Mapping[str, str]:

@@ -127,11 +127,8 @@ def target_problems(target: Target, here: HostFacts) -> tuple[str, ...]:
     Raises:
         ConfigError: The target's accelerator is not in the GPU catalog.
     """
-    gpu, found = find_gpu(target.accelerator), []
-    ranks = target.ranks_per_node
-    if len(here.gpus) < ranks:
-        found.append(f"{ranks} GPUs are needed, {len(here.gpus)} are visible")
-    for number, one in enumerate(here.gpus[:ranks]):
+    gpu, found = find_gpu(target.accelerator), _too_few(target, here)
+    for number, one in enumerate(here.gpus[: target.ranks_per_node]):
         if one.sm != gpu.sm:
             found.append(f"GPU {number} is {one.name} ({one.sm}), {target.accelerator} is {gpu.sm}")
         elif one.memory_bytes < gpu.usable_bytes * (1 - _MEMORY_TOLERANCE):
@@ -140,6 +137,11 @@ def target_problems(target: Target, here: HostFacts) -> tuple[str, ...]:
                 f"{target.accelerator} has {gpu.usable_bytes / _GIB:.0f} GiB"
             )
     return tuple(found)
+
+
+def _too_few(target: Target, here: HostFacts) -> list[str]:
+    needed, visible = target.ranks_per_node, len(here.gpus)
+    return [f"{needed} GPUs are needed, {visible} are visible"] if visible < needed else []
 
 
 def driver_warning(target: Target, here: HostFacts) -> str | None:
@@ -160,10 +162,7 @@ def engine_problems(description: EngineDescription, here: HostFacts) -> tuple[st
     built = description.host
     if built is None:
         return ()
-    found = []
-    ranks = description.target.ranks_per_node
-    if len(here.gpus) < ranks:
-        found.append(f"{ranks} GPUs are needed, {len(here.gpus)} are visible")
+    found, ranks = _too_few(description.target, here), description.target.ranks_per_node
     for number, (made_on, one) in enumerate(zip(built.gpus, here.gpus[:ranks], strict=False)):
         if (one.name, one.sm) != (made_on.name, made_on.sm):
             found.append(f"GPU {number} is {one.name} ({one.sm}), it was built on {made_on.name} ({made_on.sm})")

@@ -23,7 +23,7 @@ class HubFile(ConfigModel):
         size: Bytes.
         sha256: Of the content, for files in LFS; None for small ones of the hub.
         blob_sha1: Git's blob id: of the content of a small file, of the LFS pointer of a large one.
-        entity_tag: An S3 object's, only where nothing else names its content before it is read.
+        entity_tag: An S3 object's: a read of another one is refused.
     """
 
     path: str
@@ -51,18 +51,6 @@ class HubFile(ConfigModel):
         return self.sha256 or self.blob_sha1 or str(self.entity_tag)
 
 
-class ObjectVersion(ConfigModel):
-    """Which state of an S3 object was pinned.
-
-    Attributes:
-        entity_tag: Its ETag: a read with another one is refused by S3.
-        version_id: In a bucket with versioning; a pinned version can be read after the object has changed.
-    """
-
-    entity_tag: str
-    version_id: str | None = None
-
-
 class PinnedModel(ConfigModel):
     """A model at one commit.
 
@@ -73,7 +61,6 @@ class PinnedModel(ConfigModel):
         files: What is fetched, sorted by path; nothing else is.
         license: As the repository's card says; None when it says nothing.
         gated: How the repository is gated (`auto`, `manual`); None when it is not.
-        versions: Version of each file by its path, in S3 only.
     """
 
     id: HubId
@@ -81,7 +68,6 @@ class PinnedModel(ConfigModel):
     files: tuple[HubFile, ...]
     license: str | None = None
     gated: str | None = None
-    versions: dict[str, ObjectVersion] = Field(default={})
 
     @property
     def size(self) -> int:

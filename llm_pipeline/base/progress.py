@@ -42,22 +42,18 @@ class Progress:
 
     def __init__(self, what: str, total: int, unit: str) -> None:
         self._what, self._total, self._unit = what, total, unit
-        self._done = self._counted = 0
+        self._done = 0
         self._started = self._reported = time.monotonic()
-
-    def skip(self, steps: int) -> None:
-        """Count steps that an earlier attempt made: they say nothing of the speed."""
-        self._done += steps
 
     def advance(self, steps: int = 1) -> None:
         """Count steps that were finished just now."""
         made_progress()
-        self._done, self._counted = self._done + steps, self._counted + steps
+        self._done += steps
         now = time.monotonic()
         if now - self._reported < _SECONDS_BETWEEN_LINES and self._done != self._total:
             return
         self._reported = now
-        per_second = self._counted / max(now - self._started, 1e-3)
+        per_second = self._done / max(now - self._started, 1e-3)
         left = max(0, self._total - self._done)
         log.info(
             f"{self._what}: {self._done:,} of {self._total:,} {self._unit}",

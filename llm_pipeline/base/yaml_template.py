@@ -34,8 +34,8 @@ def render_yaml(package: str, directory: str, template: str, values: Mapping[str
         autoescape=True,
         finalize=_quoted,
     )
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # Envoy's clusters are read while traffic moves
-    rendered: dict[str, Any] = yaml.load(templates.get_template(template).render(values), loader)  # noqa: S506 - both are safe
+    text = templates.get_template(template).render(values)
+    rendered: dict[str, Any] = yaml.load(text, yaml.CSafeLoader)
     return rendered
 
 

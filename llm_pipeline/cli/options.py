@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from llm_pipeline.base.errors import ConfigError, unless_io
 from llm_pipeline.base.untrusted_text import one_line
@@ -140,18 +140,8 @@ def write_files(directory: Path, files: Mapping[str, str]) -> None:
         raise unless_io(error, wrong) from error
 
 
-class View(Protocol):
-    """What a command shows, as data and as lines."""
-
-    def model_dump(self, *, mode: str) -> dict[str, Any]:
-        """As data."""
-
-    def lines(self) -> Iterable[str]:
-        """For people."""
-
-
-def write_view(view: View, *, as_json: bool) -> None:
-    """Write it to stdout."""
+def write_view(view: Any, *, as_json: bool) -> None:
+    """Write a record to stdout, as data or by its `lines()`, which are for people."""
     if as_json:
         write_json(view.model_dump(mode="json"))
     else:

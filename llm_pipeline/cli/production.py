@@ -37,67 +37,51 @@ _ONE_PLACE = f"{_PLACE} (default: the only one)"
 def add_commands(commands: Commands) -> None:
     """Add them to the parser."""
     summary = "show which release serves, the state of its servers, router and guard, and what is wrong"
-    status = add_command(
-        commands,
-        "status",
-        _status,
-        summary,
-        epilog="Exit code 0: users are served and nothing is wrong; 1: served, and something is wrong; 5: users get no "
-        "answer (dead, stopped, nothing in production), or this host cannot tell.",
-        json_too=True,
+    codes = (
+        "Exit code 0: users are served and nothing is wrong; 1: served, and something is wrong; 5: users get no answer "
+        "(dead, stopped, nothing in production), or this host cannot tell."
     )
+    status = add_command(commands, "status", _status, summary, epilog=codes, json_too=True)
     status.add_argument("place", nargs="?", help=f"{_PLACE} (default: all of them)")
 
-    pause = add_command(
-        commands,
-        "pause",
-        _pause,
-        "pause the canary that runs at a place: its split stays, and it is still rolled back if it does harm",
-        description="Pause the canary that runs at a place. Its split stays, no step ends or begins, and it is still "
-        "watched. `resume` ends the pause; without that the canary is rolled back after the policy's "
-        "pause_deadline_seconds. Safe to repeat.",
+    summary = "pause the canary that runs at a place: its split stays, and it is still rolled back if it does harm"
+    description = (
+        "Pause the canary that runs at a place. Its split stays, no step ends or begins, and it is still watched. "
+        "`resume` ends the pause; without that the canary is rolled back after the policy's pause_deadline_seconds. "
+        "Safe to repeat."
     )
+    pause = add_command(commands, "pause", _pause, summary, description=description)
     pause.add_argument("place", nargs="?", help=_ONE_PLACE)
     pause.add_argument("--reason", default="", help="recorded with the pause")
 
     resume = add_command(commands, "resume", _resume, "let a paused canary go on; safe to repeat")
     resume.add_argument("place", nargs="?", help=_ONE_PLACE)
 
-    start = add_command(
-        commands, "start", _start, "start production's servers and router, or stage a packaged release for a look"
-    )
+    summary = "start production's servers and router, or stage a packaged release for a look"
+    start = add_command(commands, "start", _start, summary)
     start.add_argument("place", nargs="?", help=_ONE_PLACE)
     start.add_argument("--staging", dest="release", metavar="RELEASE", help="stage this packaged release instead")
 
-    stop = add_command(
-        commands,
-        "stop",
-        _stop,
-        "end all that runs left serving, production included; the pointers stay, and `start` brings it back",
-        description="Stop the router, where it is ours, and the servers of a place: production, what is staged, a "
-        "canary whose run has ended (it is rolled back), and stages that a run left. Safe to repeat.",
+    summary = "end all that runs left serving, production included; the pointers stay, and `start` brings it back"
+    description = (
+        "Stop the router, where it is ours, and the servers of a place: production, what is staged, a canary whose run "
+        "has ended (it is rolled back), and stages that a run left. Safe to repeat."
     )
+    stop = add_command(commands, "stop", _stop, summary, description=description)
     stop.add_argument("place", nargs="?", help=f"{_PLACE} (default: all of them)")
     stop.add_argument("--staging", action="store_true", help="stop only what is staged")
     stop.add_argument("--release", default="", help="the staged release, if its server is not on this host")
     stop.add_argument("--yes", action="store_true", help="do not ask")
-    stop.add_argument(
-        "--drain",
-        type=seconds,
-        default=30.0,
-        metavar="SECONDS",
-        help="longest wait for requests in flight (default: 30)",
-    )
+    help_text = "longest wait for requests in flight (default: 30)"
+    stop.add_argument("--drain", type=seconds, default=30.0, metavar="SECONDS", help=help_text)
 
-    production = add_command(
-        commands,
-        "approve",
-        _approve_production,
-        "answer the question that a release on its way asks, or will ask before production",
-        description="Answer the question that a release on its way waits with (its budget, its licence, production), "
-        "or the one before production, before it is asked. The first answer counts. A task that already waits in "
-        "Airflow goes on when its form is answered there or times out, by the answer that was given here.",
+    summary = "answer the question that a release on its way asks, or will ask before production"
+    description = (
+        "Answer the question that a release on its way waits with (its budget, its licence, production), or the one "
+        "before production, before it is asked. The first answer counts. A task that already waits in Airflow goes on "
+        "when its form is answered there or times out, by the answer that was given here."
     )
+    production = add_command(commands, "approve", _approve_production, summary, description=description)
     production.add_argument("release_id", metavar="release", help="the release's id, or the beginning of it")
     answer = production.add_mutually_exclusive_group()
     answer.add_argument(
@@ -112,49 +96,34 @@ def add_commands(commands: Commands) -> None:
     approve.add_argument("percent", type=float, help="the step, e.g. 25")
     approve.add_argument("--deny", action="store_true", help="roll the canary back instead")
 
-    guard = add_command(
-        commands,
-        "guard",
-        _guard,
-        "one pass of the watchdog: roll back canaries whose controller is gone, on the host of their servers",
-    )
+    summary = "one pass of the watchdog: roll back canaries whose controller is gone, on the host of their servers"
+    guard = add_command(commands, "guard", _guard, summary)
     guard.add_argument("--target", dest="gpu_target", metavar="NAME", help="only this one of the deployment's targets")
 
-    rollback = add_command(
-        commands,
-        "rollback",
-        _roll_back,
-        "roll back a release on trial or in production; safe to repeat",
-        description="Leave a release and bring back the one that served before it. What was rolled back is never gone "
-        "back to: only another release of it brings it into production again.",
+    summary = "roll back a release on trial or in production; safe to repeat"
+    description = (
+        "Leave a release and bring back the one that served before it. What was rolled back is never gone back to: "
+        "only another release of it brings it into production again."
     )
+    rollback = add_command(commands, "rollback", _roll_back, summary, description=description)
     rollback.add_argument("model_id", metavar="model", help="organisation/name")
     rollback.add_argument("gpu_target", metavar="target", help=_TARGETS_PLACE)
-    rollback.add_argument(
-        "--from",
-        dest="leaving",
-        default="",
-        metavar="RELEASE",
-        help="the release to leave, or the beginning of its id (default: what is on trial, or else what serves, unless "
-        "it serves because another release was rolled back)",
+    help_text = (
+        "the release to leave, or the beginning of its id (default: what is on trial, or else what serves, unless it "
+        "serves because another release was rolled back)"
     )
+    rollback.add_argument("--from", dest="leaving", default="", metavar="RELEASE", help=help_text)
     rollback.add_argument("--reason", default="", help="recorded with the rollback")
-    rollback.add_argument(
-        "--force",
-        action="store_true",
-        help="the store takes no writes: move all users to the other slot by what router and servers show; nothing is "
-        "recorded or stopped, and the same command without --force does that later",
+    help_text = (
+        "the store takes no writes: move all users to the other slot by what router and servers show; nothing is "
+        "recorded or stopped, and the same command without --force does that later"
     )
+    rollback.add_argument("--force", action="store_true", help=help_text)
     rollback.add_argument("--by", default="", help="who requests it (default: you)")
 
-    doctor = add_command(
-        commands,
-        "doctor",
-        _doctor,
-        "check this host: interpreters, containers, cluster, store, disk, Triton, Airflow, GPUs, driver",
-        description="Check this host by doing what stages do. Exit code 4 if a check failed.",
-        json_too=True,
-    )
+    summary = "check this host: interpreters, containers, cluster, store, disk, Triton, Airflow, GPUs, driver"
+    description = "Check this host by doing what stages do. Exit code 4 if a check failed."
+    doctor = add_command(commands, "doctor", _doctor, summary, description=description, json_too=True)
     doctor.add_argument("config", type=Path, nargs="?", help="a release config, for its deployment and targets")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llm_pipeline.base.errors import ConfigError, ExitCode
 from llm_pipeline.cli.options import Commands, add_command, deployment_of, opened, write_json, write_lines, write_view
@@ -22,43 +22,24 @@ _REFERENCES = (
 
 def add_commands(commands: Commands) -> None:
     """Add them to the parser."""
-    listing = add_command(
-        commands,
-        "ls",
-        _ls,
-        "list what the store holds; exit code 5 if some of it is damaged",
-        epilog=_REFERENCES,
-        json_too=True,
-    )
+    about: dict[str, Any] = {"epilog": _REFERENCES, "json_too": True}
+    summary = "list what the store holds; exit code 5 if some of it is damaged"
+    listing = add_command(commands, "ls", _ls, summary, **about)
     listing.add_argument("what", nargs="?", choices=_KINDS, default="releases", help="what to list (default: releases)")
 
-    showing = add_command(
-        commands,
-        "show",
-        _show,
-        "show everything known about a release or an artifact",
-        epilog=_REFERENCES,
-        json_too=True,
-    )
+    summary = "show everything known about a release or an artifact"
+    showing = add_command(commands, "show", _show, summary, **about)
     showing.add_argument("reference", metavar="REF", help="what to show")
 
-    verifying = add_command(
-        commands,
-        "verify",
-        _verify,
-        "read every byte and check every signature; exit code 5 if any differs",
-        epilog=_REFERENCES,
-        json_too=True,
-    )
+    summary = "read every byte and check every signature; exit code 5 if any differs"
+    verifying = add_command(commands, "verify", _verify, summary, **about)
     verifying.add_argument(
         "reference", metavar="REF", nargs="?",
         help="without it, what serves here: artifacts, servers' answers, routers; exit code 1 if any differs",
     )  # fmt: skip
     verifying.add_argument("--place", metavar="PLACE", help="of what serves, only this place")
 
-    comparing = add_command(
-        commands, "diff", _diff, "show how two artifacts or releases differ", epilog=_REFERENCES, json_too=True
-    )
+    comparing = add_command(commands, "diff", _diff, "show how two artifacts or releases differ", **about)
     comparing.add_argument("first", metavar="REF", help="what it was before")
     comparing.add_argument("second", metavar="REF", help="what it is now, of the same kind")
 

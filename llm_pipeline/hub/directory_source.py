@@ -33,11 +33,7 @@ def read_part(path: Path, start: int, length: int) -> bytes:
     """
     with _open_regular(path, str(path)) as stream:
         stream.seek(start)
-        parts = []
-        while length > 0 and (part := stream.read(length)):
-            parts.append(part)
-            length -= len(part)
-        return b"".join(parts)
+        return stream.read(length)
 
 
 @contextmanager
@@ -52,7 +48,7 @@ def _open_regular(path: Path, where: str) -> Iterator[BinaryIO]:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise SourceRefused("not a regular file", where=where, hint="only regular files are read")
-    with os.fdopen(descriptor, "rb", buffering=0) as stream:
+    with os.fdopen(descriptor, "rb") as stream:
         yield stream
 
 

@@ -8,13 +8,14 @@ sizes of any model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 from llm_pipeline.artifacts import model_rules
 from llm_pipeline.artifacts.checkpoint_directory import INDEX_SUFFIX
+from llm_pipeline.artifacts.checkpoint_files import QUANTIZATION_FILE
 from llm_pipeline.artifacts.model_files import WEIGHTS_SUFFIX
 from llm_pipeline.artifacts.safetensors_header import TensorEntry, parse_header
 from llm_pipeline.base.errors import IntegrityError, Unsupported
@@ -24,9 +25,8 @@ from llm_pipeline.hub.source import ModelLook
 from llm_pipeline.model_facts.grouping import HeldTensor
 from llm_pipeline.model_facts.reader import ModelDocuments
 
-_CONFIG, _QUANTIZATION = model_rules.CONFIG, "hf_quant_config.json"
 _LONGEST_DOCUMENT = 10_000_000
-_LONGEST_INDEX = MAXIMUM_BYTES
+_LONGEST = {model_rules.TOKENIZER: MAXIMUM_BYTES}
 _SLOW = frozenset({"tokenizer.model", "spiece.model", "vocab.json", "vocab.txt"})
 """Tokenizers in other forms."""
 _AT_ONCE = 16
@@ -45,26 +45,19 @@ def read_documents(look: ModelLook) -> ModelDocuments:
     weights = sorted(path for path in look.sizes if path.endswith(WEIGHTS_SUFFIX))
     small = sorted(filter(model_rules.is_token_file, look.sizes))
     indexed = sorted(path for path in look.sizes if path.endswith(INDEX_SUFFIX))
-    jobs: list[Callable[[], Any]] = [
-        partial(_bytes, look, path, MAXIMUM_BYTES if path == model_rules.TOKENIZER else _LONGEST_DOCUMENT)
-        for path in small
-    ]
-    jobs += [partial(_tensors, look, path) for path in weights]
-    jobs += [partial(_object, look, path, _LONGEST_INDEX) for path in indexed]
-    with ThreadPoolExecutor(min(_AT_ONCE, len(jobs))) as pool:
-        read = [*pool.map(lambda job: job(), jobs)]
-    contents, read = dict(zip(small, read, strict=False)), read[len(small) :]
-    headers, indexes = read[: len(weights)], dict(zip(indexed, read[len(weights) :], strict=True))
-    check_layout(look.name, indexes, dict(zip(weights, headers, strict=True)))
-    tensors = [
-        HeldTensor(entry.name, entry.dtype, entry.shape, entry.end - entry.start)
-        for header in headers
-        for entry in header
-    ]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:  # all of them are asked for before the first is waited for
+        answers = pool.map(lambda path: _bytes(look, path, _LONGEST.get(path, _LONGEST_DOCUMENT)), small)
+        headers = pool.map(partial(_tensors, look), weights)
+        indexes = pool.map(lambda path: _object(look, path, MAXIMUM_BYTES), indexed)
+        contents = dict(zip(small, answers, strict=True))
+        entries = check_layout(
+            look.name, dict(zip(indexed, indexes, strict=True)), dict(zip(weights, headers, strict=True))
+        )
+    tensors = [HeldTensor(entry.name, entry.dtype, entry.shape, entry.end - entry.start) for entry in entries.values()]
     files = model_rules.token_files(contents, where=look.name)
     _require_tokenizer(look, contents)
     return ModelDocuments(
-        config=_with_quantization(look, {**files.get(_CONFIG)}),
+        config=_with_quantization(look, {**files.get(model_rules.CONFIG)}),
         tensors=tensors,
         chat_templates=tuple(sorted(files.templates)),
         end_tokens=model_rules.rules_of(files).end_tokens,
@@ -75,9 +68,9 @@ def read_documents(look: ModelLook) -> ModelDocuments:
 
 def _with_quantization(look: ModelLook, config: dict[str, Any]) -> dict[str, Any]:
     """config.json with what modelopt says in a file of its own."""
-    if _QUANTIZATION not in look.sizes or "quantization_config" in config:
+    if QUANTIZATION_FILE not in look.sizes or "quantization_config" in config:
         return config
-    told = _object(look, _QUANTIZATION).get("quantization")
+    told = _object(look, QUANTIZATION_FILE).get("quantization")
     return {**config, "quantization_config": {"quant_method": "modelopt", **(told if isinstance(told, dict) else {})}}
 
 

@@ -1,4 +1,4 @@
-"""An S3 prefix as a source: pinned by entity tag and version, so that an object that changes is never read in part."""
+"""An S3 prefix as a source: pinned by entity tags, so that an object that changes is never read in part."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llm_pipeline.artifacts.model_files import select_files
-from llm_pipeline.artifacts.pinned import HubFile, ObjectVersion, PinnedModel
+from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
 from llm_pipeline.base.errors import IntegrityError, PipelineError, Transient
 from llm_pipeline.config.store import S3Place
 from llm_pipeline.hub.directory_source import require_revision
@@ -41,15 +41,14 @@ class S3Source:
         objects = self._objects()
         selection = select_files(list(objects), where=self.access.uri)
         with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
-            pinned = list(pool.map(self._pin, selection.fetched))
+            files = tuple(pool.map(self._pin, selection.fetched))
         card = objects.get(CARD_FILE)
         text = self._bytes(card, 0, MAXIMUM_CARD_BYTES).decode(errors="replace") if card else ""
         model = PinnedModel(
             id=model_id,
-            commit=content_commit({file.path: file.content for file, _ in pinned}),
-            files=tuple(file for file, _ in pinned),
+            commit=content_commit({file.path: file.content for file in files}),
+            files=files,
             license=stated_license(card_fields(text)),
-            versions={file.path: version for file, version in pinned},
         )
         require_revision(model.commit, revision, self.access.uri)
         report_resolved(model, selection)
@@ -70,12 +69,9 @@ class S3Source:
     def fetch(self, model: PinnedModel, file: HubFile, directory: Path) -> None:
         from llm_pipeline.store.s3_blobs import Wanted
 
-        version = model.versions.get(file.path)
-        if version is None:
-            raise SourceRefused("no version of it was pinned", where=file.path, hint="resolve the release again")
+        del model
         with _source_errors():
-            wanted = Wanted(file.path, version.entity_tag, version.version_id)
-            self._bucket.download({directory / file.path: wanted})
+            self._bucket.download({directory / file.path: Wanted(file.path, file.entity_tag)})
 
     @cached_property
     def _bucket(self) -> S3Blobs:
@@ -93,15 +89,13 @@ class S3Source:
         with _source_errors():
             return self._bucket.read_range(item, start, start + length)
 
-    def _pin(self, path: str) -> tuple[HubFile, ObjectVersion]:
+    def _pin(self, path: str) -> HubFile:
         with _source_errors():
             head = self._bucket.head(path)
         if head is None:
             raise _gone(self._bucket.address(path))
-        version = ObjectVersion(entity_tag=head.item.revision, version_id=head.version_id)
         sha256 = None if head.parts else head.sha256  # of a multipart upload it is a hash of the parts' hashes
-        tag = None if sha256 else version.entity_tag
-        return HubFile(path=path, size=head.item.size, sha256=sha256, entity_tag=tag), version
+        return HubFile(path=path, size=head.item.size, sha256=sha256, entity_tag=head.item.revision)
 
 
 @contextmanager

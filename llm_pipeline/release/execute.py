@@ -70,7 +70,7 @@ def execute(request: StageRequest) -> StageResult | StageFailure:
         if is_unexpected(error):
             log.exception("stage %s failed", request.stage)
         else:  # ours says all
-            get_logger(FAILURES).error("%s", known.told)  # noqa: TRY400
+            get_logger(FAILURES).error("%s", known.told)
         outcome = StageFailure.of(request, known)
     if isinstance(outcome, StageFailure):
         record_failure(request.store, outcome)

@@ -68,7 +68,7 @@ def run_stage_process(name: str, request_path: Path, result: str, log_path: Path
         outcome = StageFailure.of(request, stopped)
     except OutOfTime as over:
         error = over.args[0]
-        get_logger(FAILURES).error("%s", error)  # noqa: TRY400 - no fault of ours
+        get_logger(FAILURES).error("%s", error)
         outcome = StageFailure.of(request, error)
         record_failure(request.store, outcome)
     _write(request, result, outcome)

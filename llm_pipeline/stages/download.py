@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from llm_pipeline.artifacts.pinned import HubFile, ObjectVersion, PinnedModel, Sha1
+from llm_pipeline.artifacts.pinned import HubFile, PinnedModel, Sha1
 from llm_pipeline.config.deployment import HubAccess
 from llm_pipeline.config.model import ConfigModel, HubId
 from llm_pipeline.config.release import ModelSource
@@ -25,7 +25,6 @@ class DownloadConfig(ConfigModel):
         commit: The pinned commit.
         files: What is fetched; nothing else is.
         source: Where the files come from. A place, not part of the stage key: the hashes say what is fetched.
-        versions: Of the files in S3, by path: how they are asked for. A place, too.
         hub: How the hub is reached. A place, too.
     """
 
@@ -33,7 +32,6 @@ class DownloadConfig(ConfigModel):
     commit: Sha1
     files: tuple[HubFile, ...] = Field(min_length=1)
     source: str = "hub"
-    versions: dict[str, ObjectVersion] = Field(default={})
     hub: HubAccess = HubAccess()
 
 
@@ -44,7 +42,6 @@ def download_config(model: PinnedModel, source: ModelSource, hub: HubAccess) -> 
         commit=model.commit,
         files=model.files,
         source=source.source,
-        versions=model.versions,
         hub=hub,
     )
 
@@ -63,7 +60,7 @@ def fetch(config: DownloadConfig, context: StageContext[Any]) -> StageOutput:
 
     destination = context.workdir / CHECKPOINT
     source = open_source(config.source, config.hub, context.request.store)
-    model = PinnedModel(id=config.model_id, commit=config.commit, files=config.files, versions=config.versions)
+    model = PinnedModel(id=config.model_id, commit=config.commit, files=config.files)
     fetched = download_model(source, model, destination)
     seconds = time.monotonic() - started
     return StageOutput(
@@ -92,5 +89,5 @@ STAGE = Stage(
     config=DownloadConfig,
     request=request,
     run=lambda context: fetch(context.config, context),
-    places=frozenset({"source", "versions", "hub"}),
+    places=frozenset({"source", "hub"}),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
@@ -41,7 +41,6 @@ from llm_pipeline.release.contract import Inputs, Produced, Stage, StageContext,
 from llm_pipeline.stages.request_parts import task_data
 
 if TYPE_CHECKING:
-    from llm_pipeline.hub.data_set_files import DataSetFiles
     from llm_pipeline.hub.sources import DataSets
     from llm_pipeline.release_progress import ReleaseProgress
 
@@ -104,13 +103,13 @@ def run(context: StageContext[EvalDataConfig]) -> StageOutput:
     held: list[HeldDataSet] = []
     if calls:
         # here: the hub's client loads slowly, and tasks that bring their data ask no hub
-        from llm_pipeline.hub.data_set_files import DataSetFiles
+        from llm_pipeline.hub.data_set_files import copy_files
         from llm_pipeline.hub.sources import open_data_sets
 
         source = open_data_sets(config.source, config.hub)
-        files = DataSetFiles(source, Path(context.request.work_root) / "datasets")
+        copy = partial(copy_files, source, Path(context.request.work_root) / "datasets")
         pinned = {asked: _pin(source, asked, config, context.workdir) for asked in calls}
-        held = [_fetched(asked, own, pinned[asked], files, destination) for asked, own in calls.items()]
+        held = [_fetched(asked, own, pinned[asked], copy, destination) for asked, own in calls.items()]
     else:
         log.info("the tasks bring their own data: nothing is fetched")
     record = EvalDataRecord(data_sets=tuple(held))
@@ -140,16 +139,16 @@ def _pin(source: DataSets, asked: AskedDataSet, config: EvalDataConfig, workdir:
 
 
 def _fetched(
-    asked: AskedDataSet, calls: Sequence[DataCall], pinned: PinnedDataSet, files: DataSetFiles, destination: Path
+    asked: AskedDataSet, calls: Sequence[DataCall], pinned: PinnedDataSet, copy: Callable[..., None], destination: Path
 ) -> HeldDataSet:
     """Fetch the card, find out by it what is read, and fetch that."""
     place = place_of(destination, pinned.id, pinned.commit)
     cards = [file for file in pinned.files if file.path in CARD_FILES]
-    files.fetch(pinned, cards, place)
+    copy(pinned, cards, place)
     readable = [place, Path(gettempdir())]
     paths = frozenset[str]().union(*(confined(partial(files_read, one, pinned, place), readable) for one in calls))
     read = [file for file in pinned.files if file.path in paths]
-    files.fetch(pinned, read, place)
+    copy(pinned, read, place)
     return HeldDataSet(
         asked=asked,
         repository=pinned.id,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -149,10 +149,4 @@ def back_off(attempt: int) -> None:
 def in_parallel(function: Callable[[T], S], items: Iterable[T]) -> list[S]:
     """Apply a function to all items in threads; the first error ends what has not begun and is raised."""
     with ThreadPoolExecutor(WORKERS) as pool:
-        futures = [pool.submit(function, item) for item in items]
-        try:
-            failed = [future for future in wait(futures, return_when=FIRST_EXCEPTION).done if future.exception()]
-            return [future.result() for future in failed or futures]
-        finally:
-            for future in futures:
-                future.cancel()
+        return list(pool.map(function, items))

@@ -7,7 +7,6 @@ completion marker (`_COMPLETE.json`), which is written last and seals both.
 from __future__ import annotations
 
 import json
-import os
 import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 from pydantic import Field, field_validator
 
 from llm_pipeline.base.digest import sha256_file, sha256_json
+from llm_pipeline.base.directory_listing import walk_files
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.store.blobs import Blobs, Changed, Listed, in_parallel
@@ -127,21 +127,12 @@ def regular_files(directory: Path) -> dict[str, FileState]:
         IntegrityError: It holds a symbolic link or a device.
     """
     found: dict[str, FileState] = {}
-    _list_files(str(directory), "", found)
+    for path in walk_files(directory):
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode):
+            raise IntegrityError("an artifact holds regular files only", where=str(path))
+        found[path.relative_to(directory).as_posix()] = FileState(status.st_size, status.st_mtime_ns, status.st_ino)
     return {path: state for path, state in found.items() if path not in MARKERS}
-
-
-def _list_files(directory: str, prefix: str, found: dict[str, FileState]) -> None:
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            path = prefix + entry.name
-            status = entry.stat(follow_symlinks=False)
-            if stat.S_ISDIR(status.st_mode):
-                _list_files(entry.path, f"{path}/", found)
-            elif not stat.S_ISREG(status.st_mode):
-                raise IntegrityError("an artifact holds regular files only", where=entry.path)
-            else:
-                found[path] = FileState(status.st_size, status.st_mtime_ns, status.st_ino)
 
 
 def inventory(directory: Path, before: Mapping[str, FileState]) -> tuple[ManifestFile, ...]:

@@ -55,22 +55,19 @@ class S3Head:
         sha256: SHA-256 in hex, of the whole object, or of its parts' SHA-256 if there are parts; None if S3 has none.
         parts: How many parts it was uploaded in; 0 for one request.
         claimed: SHA-256 of the whole in hex, as its uploader wrote beside it.
-        version_id: In a bucket with versioning.
     """
 
     item: Listed
     sha256: str | None
     parts: int
     claimed: str | None
-    version_id: str | None = None
 
 
 class Wanted(NamedTuple):
-    """An object as it was seen: another one under its name is another."""
+    """An object as it was seen: another one under its name is another, unless whoever wants it compares its bytes."""
 
     name: str
-    etag: str
-    version_id: str | None = None
+    etag: str | None
 
 
 class S3Blobs:
@@ -201,7 +198,6 @@ class S3Blobs:
             sha256=base64.b64decode(encoded).hex() if encoded else None,
             parts=int(parts),
             claimed=answer.get("Metadata", {}).get("sha256"),
-            version_id=None if answer.get("VersionId") == "null" else answer.get("VersionId"),
         )
 
     def read_range(self, item: Listed, start: int, stop: int) -> bytes:
@@ -254,12 +250,11 @@ class S3Blobs:
         with self._transfers() as manager:
             begun = []
             for target, wanted in transfers:
-                version = {"VersionId": wanted.version_id} if wanted.version_id else {}
                 place = self._at(wanted.name)
-                begun.append((manager.download(*place.values(), target, version, [_Progress()]), wanted))
+                begun.append((manager.download(*place.values(), target, None, [_Progress()]), wanted))
             for transfer, wanted in begun:
                 self._await(transfer, wanted.name)
-                if transfer.meta.etag not in (None, wanted.etag):  # an empty object's is not told
+                if wanted.etag and transfer.meta.etag not in (None, wanted.etag):  # an empty object's is not told
                     raise Changed("it is not the object that is wanted any more", where=self.address(wanted.name))
 
     @contextmanager

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,27 +25,20 @@ from llm_pipeline.canary.metrics import open_source
 from llm_pipeline.canary.router import access_log_of, all_to, name_release, open_router, router_as_it_is
 from llm_pipeline.cli import main
 from llm_pipeline.config.deployment import Deployment, TargetPlace
-from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.config.target import Target
 from llm_pipeline.operations.doctor import examine
-from llm_pipeline.operations.status import curl_line
-from llm_pipeline.planning.compatibility import Legal
-from llm_pipeline.planning.host import missing_interpreters
 from llm_pipeline.planning.plan import plan_release
 from llm_pipeline.planning.release_checks import problems_of
-from llm_pipeline.planning.target_plan import judge_model, target_warnings
 from llm_pipeline.release.contract import StageRequest, StageResult
 from llm_pipeline.release.execute import execute
 from llm_pipeline.runners.runner import Placement
 from llm_pipeline.runners.runners import Runners
 from llm_pipeline.serving.control import Candidate, StagingSlot, open_control
-from llm_pipeline.serving.launch_plan import launch_mode
 from llm_pipeline.store import open_store
 
 PACKAGE = Path(__file__).parents[1] / "doubles" / "acme_adapters"
 ROOT = Path(__file__).parents[2]
-MOVED = {"metric_sources", "routers", "runners", "server_controls", "stores"}
 """Groups whose models are in the folders of their adapters, in modules that a configuration may import."""
 GROUPS = ["engines", "routers", "metric_sources", "server_controls", "runners", "stores"]
 
@@ -104,11 +96,6 @@ def document(tmp_path: Path, **changes: Any) -> dict[str, Any]:
 
 def deployment(tmp_path: Path, **changes: Any) -> Deployment:
     return Deployment.model_validate({"name": "here", **document(tmp_path, **changes)})
-
-
-def test_a_kind_that_nobody_has_is_repeated_in_short() -> None:
-    with pytest.raises(ConfigError, match=r"no router of kind 'x{80}' is installed"):
-        adapters.adapter("routers", "x" * 10_000)
 
 
 @pytest.mark.usefixtures("installed")
@@ -210,16 +197,6 @@ def test_an_installed_store_holds_documents(tmp_path: Path, capsys) -> None:
     capsys.readouterr()
 
 
-@pytest.mark.usefixtures("installed")
-def test_their_settings_cross_processes_as_ours_do(tmp_path: Path) -> None:
-    where = deployment(tmp_path, places={"cpu": place(tmp_path, staging={"kind": "acme_server", **ports(18000)})})
-    assert Deployment.model_validate_json(where.model_dump_json()) == where
-    assert type(where.places["cpu"].router).__name__ == "AcmePlace"
-    options = {"engine": "acme_copy", "engine_options": {"repeats": 2}}
-    target = Target.model_validate({"name": "cpu", "accelerator": "cpu", "accelerator_count": 0, **options})
-    assert Target.model_validate_json(target.model_dump_json()) == target
-
-
 def configs(tmp_path: Path, *recipes: str, **deployed: Any) -> Path:
     """The committed configs, whose demo is deployed and built by Acme's parts; returns the release config."""
     root = Path(shutil.copytree(ROOT / "configs", tmp_path / "configs"))
@@ -232,25 +209,6 @@ def configs(tmp_path: Path, *recipes: str, **deployed: Any) -> Path:
     ):
         (root / file).write_text(yaml.safe_dump({**yaml.safe_load((root / file).read_text()), **changes}))
     return root / "releases" / "demo.yaml"
-
-
-@pytest.mark.usefixtures("installed")
-def test_a_routers_users_are_where_its_own_settings_say(tmp_path: Path) -> None:
-    acme = {"kind": "acme", "file": str(tmp_path / "routes.json")}
-    started = place(tmp_path, router={**acme, "port": 18443, "certificate": "/acme.pem"})
-    elsewhere = place(tmp_path, router=acme)
-
-    assert curl_line(started, None).startswith("curl -sS -i --noproxy '*' --cacert /acme.pem https://127.0.0.1:18443/")
-    assert "https://YOUR-ROUTE/" in curl_line(elsewhere, None)
-
-
-@pytest.mark.usefixtures("installed")
-def test_an_interpreter_of_an_installed_runner_runs_what_ours_would(tmp_path: Path) -> None:
-    where = deployment(tmp_path)
-    assert where.interpreter("model") == sys.executable
-    gone = {"runner": "acme_batch", "python": "/no/python"}
-    missing = missing_interpreters(deployment(tmp_path, environments={"control": gone, "model": gone}))
-    assert missing[0] == "environments.control: there is no interpreter at /no/python"
 
 
 @pytest.mark.usefixtures("installed")
@@ -290,21 +248,6 @@ def test_plan_refuses_a_recipe_that_an_installed_engine_does_not_take(tmp_path: 
 
 
 @pytest.mark.usefixtures("installed")
-def test_the_core_asks_an_installed_engine_what_it_asks_ours() -> None:
-    target = Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="acme_copy")
-    recipe: Any = SimpleNamespace(weights="none")
-    llama: Any = SimpleNamespace(model_type="llama", stored_format=None)
-    other: Any = SimpleNamespace(model_type="gpt2", stored_format=None)
-
-    assert judge_model(target, recipe, llama, None) == Legal(warnings=("acme_copy was not tried with llamas",))
-    assert judge_model(target, recipe, other, None).legal is False
-    assert "acme_copy says nothing new on h" in target_warnings(
-        Target(name="h", accelerator="H100-SXM5-80GB", engine="acme_copy")
-    )
-    assert launch_mode(target) == "single"
-
-
-@pytest.mark.usefixtures("installed")
 def test_doctor_has_their_probes(tmp_path: Path) -> None:
     where = deployment(tmp_path, places={"cpu": place(tmp_path, staging={"kind": "acme_server", **ports(18000)})})
     options = {"engine": "acme_copy", "engine_options": {"repeats": 2}}
@@ -332,12 +275,6 @@ def test_a_wrong_setting_of_theirs_is_refused_as_ours_are(tmp_path: Path) -> Non
     target = {"name": "cpu", "accelerator": "cpu", "accelerator_count": 0, "engine": "acme_copy"}
     with pytest.raises(ValidationError, match="less than or equal to 9"):
         Target.model_validate({**target, "engine_options": {"repeats": 10}})
-
-
-@pytest.mark.usefixtures("installed")
-def test_their_kinds_stand_beside_ours() -> None:
-    assert adapters.kinds("routers") == ("envoy", "gateway_api", "acme")
-    assert adapters.kinds("stores") == ("file", "s3", "acme")
 
 
 @pytest.mark.parametrize(
@@ -376,21 +313,12 @@ def test_settings_without_a_kind_that_can_be_read_are_refused(written: Any, told
     assert told in str(raised.value)
 
 
-def test_a_kind_that_is_not_named_is_a_mistake_with_those_that_there_are(tmp_path: Path) -> None:
-    path = tmp_path / "local.yaml"
-    path.write_text("store: /srv/store\nplaces:\n  cpu:\n    metrics:\n      url: http://127.0.0.1\n", encoding="utf-8")
-    with pytest.raises(ConfigError) as raised:
-        load_yaml(path, Deployment)
-    assert f"{path}:4: places.cpu.metrics: kind must say which of them it is: prometheus" in str(raised.value)
-
-
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_adapter_of_ours_is_where_the_table_says(group: adapters.Group) -> None:
     for kind in adapters.kinds(group):
         found = adapters.adapter(group, kind)
         assert isinstance(found, adapters.Adapter)
         assert issubclass(found.config, BaseModel)
-        assert group not in MOVED or found.config.__module__ == f"{adapters._OURS[group][kind].partition(':')[0]}"
         for called in vars(found).values():
             assert not isinstance(called, adapters.OnCall) or callable(called.imported())
 

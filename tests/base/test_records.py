@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from llm_pipeline.accuracy import data_sets, evaluation
-from llm_pipeline.artifacts import engine_description
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.json_document import load_record
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.canary import timeline
-from llm_pipeline.loadtest import outcome
 
 REF = ArtifactRef(kind="checkpoint", digest="ab" * 32)
 
@@ -34,20 +29,3 @@ def test_a_file_that_holds_no_such_record_is_named(tmp_path: Path, content: byte
     assert told.value.where == str(path)
     if content is not None:
         assert "another version of this package wrote it: remove its artifact" in told.value.hint
-
-
-@pytest.mark.parametrize(
-    ("read", "file"),
-    [
-        (evaluation.read_summary, evaluation.SUMMARY_FILE),
-        (data_sets.held_data_sets, data_sets.RECORD_FILE),
-        (engine_description.EngineDescription.read, engine_description.ENGINE_FILE),
-        (timeline.read_timeline, timeline.SUMMARY_FILE),
-        (outcome.read_outcome, outcome.OUTCOME_FILE),
-    ],
-)
-def test_bytes_that_are_no_text_are_damage(tmp_path: Path, read: Callable[[Path], object], file: str) -> None:
-    (tmp_path / file).write_bytes(b"\xff\xfe{}")
-    with pytest.raises(IntegrityError) as told:
-        read(tmp_path)
-    assert told.value.where == str(tmp_path / file)

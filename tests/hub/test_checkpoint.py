@@ -26,17 +26,6 @@ def write(path: Path, header: Any, payload: int) -> Path:
     return path
 
 
-def test_a_sound_file_lists_its_tensors_in_the_order_of_their_bytes(tmp_path: Path) -> None:
-    header = {
-        "b": entry(4, 12, dtype="F32", shape=[2]),
-        "__metadata__": {"format": "pt"},
-        "a": entry(0, 4, dtype="BF16", shape=[1, 2]),
-        "empty": entry(12, 12, shape=[0, 3]),
-    }
-    tensors = read_header(write(tmp_path / "x.safetensors", header, 12))
-    assert [(t.name, t.shape) for t in tensors] == [("a", (1, 2)), ("b", (2,)), ("empty", (0, 3))]
-
-
 @pytest.mark.parametrize(
     ("header", "payload", "problem"),
     [
@@ -63,15 +52,6 @@ def test_a_malformed_header_is_named(tmp_path: Path, header: Any, payload: int, 
     with pytest.raises(IntegrityError, match=problem) as caught:
         read_header(write(tmp_path / "x.safetensors", header, payload))
     assert caught.value.where == "x.safetensors"
-
-
-def test_a_file_cut_at_any_byte_is_refused(tmp_path: Path) -> None:
-    whole = write(tmp_path / "x.safetensors", {"a": entry(0, 4), "b": entry(4, 9)}, 9).read_bytes()
-    path = tmp_path / "cut.safetensors"
-    for end in range(len(whole)):
-        path.write_bytes(whole[:end])
-        with pytest.raises(IntegrityError):
-            read_header(path)
 
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -154,13 +134,11 @@ NOT_FINITE = {
     "BF16": [b"\xc0\x7f", b"\x80\x7f", b"\x80\xff"],
     "F8_E4M3": [b"\x7f", b"\xff"],
     "F8_E5M2": [b"\x7c", b"\x7d", b"\x7e", b"\x7f", b"\xfc", b"\xff"],
-    "F8_E4M3FNUZ": [b"\x80"],
-    "F8_E5M2FNUZ": [b"\x80"],
     "F8_E8M0": [b"\xff"],
 }
 LARGEST = {
     "F64": struct.pack("<d", 1.7e308), "F32": struct.pack("<f", -3.4e38), "F16": struct.pack("<e", 65504.0),
-    "BF16": b"\x7f\x7f", "F8_E4M3": b"\x7e", "F8_E5M2": b"\xfb", "F8_E4M3FNUZ": b"\xff", "F8_E5M2FNUZ": b"\x7f",
+    "BF16": b"\x7f\x7f", "F8_E4M3": b"\x7e", "F8_E5M2": b"\xfb",
     "F8_E8M0": b"\xfe", "I32": b"\xff\xff\xff\x7f", "U8": b"\xff",
 }  # fmt: skip
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from tiny_tokenizer import TOKENIZER
 
-from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.logging import LogRelay
 from llm_pipeline.config.deployment import HubAccess
 from llm_pipeline.config.release import ModelSource
@@ -61,17 +60,6 @@ def test_the_stage_publishes_exactly_the_verified_files_and_reuses_them_from_ano
     assert (again.reused, again.key) == (True, result.key)
 
 
-def test_a_refusal_reaches_the_result_with_its_hint(local_hub: LocalHub, hub: Hub, tmp_path: Path) -> None:
-    local_hub.publish()
-    asked = request(local_hub, hub, tmp_path)
-    local_hub.restrict("demo/tiny", gated="manual")
-    failure = execute(asked)
-    assert isinstance(failure, StageFailure)
-    assert failure.error.type == "RepositoryGated"
-    assert failure.error.family == "terminal"
-    assert TOKEN_VARIABLE in failure.error.hint
-
-
 SIGNATURE = "5f0e1d2c3b4a59687786a5b4c3d2e1f00f1e2d3c4b5a69788796a5b4c3d2e1f0"
 
 
@@ -103,16 +91,6 @@ def test_the_log_of_a_download_holds_no_signature_also_when_its_user_debugs_the_
         relay.relay(line)
     assert caplog.text
     assert SIGNATURE not in log.read_text() + result.read_text() + caplog.text
-
-
-def test_an_error_of_a_signed_address_does_not_show_the_signature(
-    local_hub: LocalHub, hub: Hub, tmp_path: Path
-) -> None:
-    commit = local_hub.publish()
-    redirect_to_a_signed_url(local_hub, commit, path="nowhere")
-    with pytest.raises(PipelineError) as refused, hub.errors_at("demo/tiny"):
-        hub.api.hf_hub_download("demo/tiny", "model.safetensors", revision=commit, local_dir=tmp_path)
-    assert SIGNATURE not in str(refused.value)
 
 
 def test_a_client_that_its_user_debugs_is_quiet_in_airflow_s_processes_too(local_hub: LocalHub, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -16,7 +15,6 @@ import yaml
 from huggingface_hub import constants
 
 from llm_pipeline.accuracy.data_sets import HeldDataSet, held_data_sets
-from llm_pipeline.accuracy.evaluation import format_evaluation, read_summary
 from llm_pipeline.accuracy.tasks import LoadedTasks, load_tasks
 from llm_pipeline.base.confinement import confined
 from llm_pipeline.base.errors import ErrorDocument
@@ -200,17 +198,6 @@ def test_a_new_release_reads_what_the_branch_is_then(world: World) -> None:
     ] * 2  # a commit each
 
 
-def test_a_wrong_byte_is_fetched_again_once_and_then_refused(world: World) -> None:
-    world.publish()
-    world.hub.fail("corrupt", "test-00000.parquet")
-    world.run(task())
-    world.hub.fail("corrupt", "train-00000.parquet", times=2)
-    (world.source / "NOTES.txt").write_text("another commit")
-    world.publish()
-    error = world.refusal(task(), release="another")
-    assert (error.type, "in 2 attempts" in error.message) == ("WrongBytes", True)
-
-
 def test_a_gated_data_set_needs_the_deployments_token(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.publish()
     world.hub.restrict(f"datasets/{NAME}", readers=("hf_reader",), gated="manual")
@@ -285,53 +272,6 @@ def test_a_data_set_is_followed_to_its_new_name_and_a_mirror_may_serve_it(
     (held,) = world.held(result)
     assert (held.asked.name, held.repository, held.commit) == ("demo/sums", NAME, commit)
     assert len(world.prompts(result)) == 10
-
-
-@pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo model, trained for a few steps."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "demo"))
-    import briefly_trained
-
-    return briefly_trained.checkpoint(tmp_path_factory.getbasetemp())
-
-
-def baseline(world: World, data: StageResult, checkpoint: Path) -> StageResult:
-    """The baseline stage, without a network."""
-    request = StageRequest(
-        release_id="test",
-        stage="baseline",
-        config={"tasks": list(world.names), "maximum_length": 128, "dtype": "float16", "batch_size": 16},
-        inputs={
-            **world.inputs,
-            "checkpoint": world.store.publish("checkpoint", checkpoint, Provenance(**here())),
-            "eval_data": data.artifacts["eval_data"],
-        },
-        store=world.store.uri,
-        work_root=str(world.path / "work"),
-    )
-    result = confined(lambda: execute(request), [Path("/")])
-    assert isinstance(result, StageResult), result
-    return result
-
-
-def test_the_baseline_reads_what_was_fetched_says_so_and_is_another_where_the_data_are(
-    world: World, checkpoint: Path
-) -> None:
-    commit = world.publish()
-    data = world.run(task())
-    scored = baseline(world, data, checkpoint)
-    summary = read_summary(world.store.fetch(scored.artifacts["evaluation"]))
-    (read,) = summary.data
-    assert (read.name, read.commit, read.files) == ("demo/arithmetic", commit, 4)
-    assert summary.asked == 10
-    assert f"demo/arithmetic at {commit[:12]}" in format_evaluation(summary)
-    write(world.source / "easy/test-00001.parquet", rows(4, 500))
-    world.publish()
-    moved = world.run(task(), release="another")
-    again = baseline(world, moved, checkpoint)
-    assert again.key != scored.key
-    assert again.metrics["items"] == 11
 
 
 # --- lm-eval's own tasks, whose data are on a hub

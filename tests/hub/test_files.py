@@ -32,12 +32,6 @@ def test_a_path_that_could_leave_its_directory_is_unsafe(path: str) -> None:
     assert unsafe_reason(path) is not None
 
 
-@pytest.mark.parametrize("path", ["../../x", "a\x1b[2J.json", "x" * 300 + ".json"])
-def test_one_unsafe_name_condemns_the_whole_repository(path: str) -> None:
-    with pytest.raises(IntegrityError, match="unsafe name"):
-        select_files(["config.json", "model.safetensors", path], where="a/b@main")
-
-
 def test_a_file_that_is_listed_twice_condemns_the_repository() -> None:
     with pytest.raises(IntegrityError, match=r"twice: \['x.png'\]"):
         select_files(["config.json", "model.safetensors", "x.png", "x.png"])

@@ -18,7 +18,7 @@ from llm_pipeline.hub.model_look import read_documents
 from llm_pipeline.hub.s3_source import S3Source
 from llm_pipeline.hub.source import Source, SourceRefused
 from llm_pipeline.model_facts.facts import ModelFacts
-from llm_pipeline.model_facts.reader import ModelDocuments, read_facts
+from llm_pipeline.model_facts.reader import read_facts
 
 from .conftest import LocalHub
 from .safetensors_files import safetensors
@@ -192,11 +192,6 @@ def test_modelopts_own_file_says_how_a_checkpoint_is_quantized(tmp_path: Path):
     assert facts_of(on_disk(tmp_path / "model", files)).stored_format == "modelopt FP8"
 
 
-def test_every_end_token_is_found(tmp_path: Path):
-    files = FILES | {"generation_config.json": b'{"eos_token_id": [1, 2]}'}
-    assert facts_of(on_disk(tmp_path / "model", files)).end_tokens == (1, 2)
-
-
 def tokenizer(added: dict[str, bool], **settings: str) -> dict[str, bytes]:
     """Tokenizer files with tokens after the 32 that the embedding has rows for, special ones or not."""
     document = json.loads(TOKENIZER)
@@ -242,10 +237,6 @@ def test_what_would_end_a_stage_later_is_told_before_the_download(
 def test_special_tokens_of_other_models_need_no_row(tmp_path: Path):
     """Gemma 3 of text alone keeps its siblings' token for an image, one beyond its embedding."""
     facts_of(on_disk(tmp_path / "model", FILES | tokenizer({"<image_soft_token>": True})))
-
-
-def test_documents_without_headers_are_judged_by_the_architecture():
-    assert read_facts(ModelDocuments(SIZES)).parameters == PARAMETERS
 
 
 def test_a_file_that_may_not_be_read_says_who_must_be_able_to() -> None:

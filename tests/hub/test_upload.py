@@ -219,11 +219,3 @@ def test_a_token_that_may_not_write_is_told_without_showing_it(
         push(reader, files_of(tmp_path, config__json=CONFIG + b"\n"))
     assert TOKEN_VARIABLE in caught.value.hint
     assert "hf_reader" not in str(caught.value)
-
-
-def test_a_card_that_the_hub_does_not_take_is_refused_before_anything_is_sent(
-    local_hub: LocalHub, writer: Hub, tmp_path: Path
-) -> None:
-    with pytest.raises(HubRefused, match="license_name"):
-        push(writer, files_of(tmp_path, README__md=b"---\nlicense: other\n---\n"))
-    assert not requests(local_hub, "PUT", "/storage/")

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llm_pipeline.base.errors import Transient
 from llm_pipeline.config.release import Watch
-from llm_pipeline.hub.access import Hub, HubRefused
-from llm_pipeline.hub.observe import head_commit, list_commit, observe
+from llm_pipeline.hub.access import Hub
+from llm_pipeline.hub.observe import list_commit, observe
 from llm_pipeline.hub.watch import DAY, Head, Reference, Start, Trouble, WatchDecision, WatchState, decide
 from llm_pipeline.release.watch_record import Claim, claim_commit, read_claim, read_claims
 from llm_pipeline.store import ArtifactStore, open_store
@@ -48,13 +47,6 @@ def test_the_first_look_is_where_the_watch_starts_from_and_releases_nothing():
     assert see(state, Head(A, content="old"), 5)[1].words == decision.words
 
 
-def test_a_state_that_was_made_from_earlier_claims_misses_no_commit_that_came_between():
-    state = WatchState(reference=Reference(commit=A, content="old"))
-    state, decision = see(state, Head(B, content="new"))
-    assert "for further commits" in decision.words
-    assert see(state, Head(B, content="new"), 10)[1].start is not None
-
-
 def test_a_new_commit_is_released_after_the_quiet_period_with_what_the_run_needs_to_know():
     before = see(pending(), Head(B, content="new"), 9.9)[1]
     state, decision = started()
@@ -63,12 +55,6 @@ def test_a_new_commit_is_released_after_the_quiet_period_with_what_the_run_needs
     assert "config.json" in decision.words
     assert state.starts == (T0 + 10 * MINUTE,)
     assert "cannot be listed" in see(pending(), Head(B, content="new"), 10)[1].words
-
-
-def test_a_commit_that_follows_begins_the_quiet_period_anew_and_only_the_last_one_is_released():
-    state = see(pending(), Head(C, content="newer"), 9)[0]
-    assert see(state, Head(C, content="newer"), 18)[1].start is None
-    assert see(state, Head(C, content="newer"), 19)[1].start.commit == C
 
 
 @pytest.mark.parametrize(
@@ -159,15 +145,6 @@ def test_a_reference_whose_commit_is_gone_is_compared_by_its_digest(local_hub: L
 def test_a_commit_without_weights_is_unusable_not_trouble(local_hub: LocalHub, hub: Hub):
     local_hub.publish(model__safetensors=None)
     assert "no safetensors" in observe(hub, "demo/tiny", "main", None).unusable
-
-
-def test_a_deleted_branch_is_refused_and_a_hub_that_is_down_is_transient(local_hub: LocalHub, hub: Hub):
-    local_hub.publish()
-    with pytest.raises(HubRefused, match="no such revision"):
-        head_commit(hub, "demo/tiny", "gone")
-    local_hub.fail("status", "/revision/main", status=503)
-    with pytest.raises(Transient):
-        head_commit(hub, "demo/tiny", "main")
 
 
 class World:

@@ -75,15 +75,6 @@ def test_a_frozen_owner_that_wakes_up_after_a_takeover_cannot_conclude(config: S
     assert document.value["conclusion"] == {"by": "the one that took over"}
 
 
-def test_a_frozen_owner_cannot_conclude_in_a_document_that_was_deleted_and_made_anew(store: LocalStore) -> None:
-    with Lease(store, "stages/key.json") as frozen:
-        store.delete_document("stages/key.json")
-        with Lease(store, "stages/key.json") as other:
-            with pytest.raises(LeaseLost):
-                frozen.conclude({"by": "the one that was frozen"})
-            other.conclude({"by": "the other"})
-
-
 @pytest.mark.parametrize("host", ["elsewhere", socket.gethostname()], ids=["another host", "another container"])
 def test_a_lease_whose_owner_cannot_be_seen_from_here_is_taken_over_when_it_expires(
     store: LocalStore, host: str
@@ -177,13 +168,3 @@ def test_a_lease_is_renewed_again_after_a_store_that_failed(
             assert time.monotonic() < deadline, "nobody renews it any more"
             time.sleep(0.01)
         lease.check()
-
-
-def test_an_owner_that_lost_its_lease_is_told_before_it_publishes(store: LocalStore) -> None:
-    with Lease(store, "leases/work.json", seconds=0.3) as lease:
-        document = store.read_document("leases/work.json")
-        assert document is not None
-        store.write_document("leases/work.json", document.value | {"epoch": 9}, document.revision)
-        time.sleep(0.4)
-        with pytest.raises(LeaseLost):
-            lease.check()

@@ -20,11 +20,10 @@ import pytest
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.durable import copy_file
 from llm_pipeline.base.errors import IntegrityError, Transient
-from llm_pipeline.base.file_lock import flocked, flocked_within
+from llm_pipeline.base.file_lock import flocked
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.store import artifact_store, file_blobs
+from llm_pipeline.store import file_blobs
 from llm_pipeline.store.file_blobs import FileBlobs
-from llm_pipeline.store.manifest import Difference
 
 CHANGES: dict[str, Callable[[Path], object]] = {
     "append": lambda weights: (weights / "model.bin").open("ab").write(b"more"),
@@ -70,25 +69,6 @@ def test_a_file_that_vanishes_before_its_artifact_is_complete_makes_none_and_it_
             store.publish("checkpoint", weights)
     assert list(store.artifacts()) == []
     assert store.verify(store.publish("checkpoint", weights)) == []
-
-
-def test_an_artifact_that_was_repaired_while_its_damage_was_found_stays(
-    store: LocalStore, weights: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ref = store.publish("checkpoint", weights)
-    (store.root / "artifacts" / ref.kind / ref.digest / "model.bin").write_bytes(b"rubbish")
-    find = artifact_store.differences
-
-    def find_while_somebody_repairs(*asked: Any) -> list[Difference]:
-        found = find(*asked)
-        monkeypatch.undo()
-        LocalStore(store.uri).publish("checkpoint", weights)
-        return found
-
-    monkeypatch.setattr(artifact_store, "differences", find_while_somebody_repairs)
-    with pytest.raises(IntegrityError, match="changed"):
-        store.fetch(ref)
-    assert LocalStore(store.uri).verify(ref) == []
 
 
 def test_files_to_be_consumed_become_the_stores_own_and_readable_as_copies_are(
@@ -154,19 +134,6 @@ def test_a_full_disk_publishes_nothing_and_the_same_call_works_once_there_is_spa
     assert store.verify(store.publish("checkpoint", weights)) == []
 
 
-def test_a_document_that_does_not_fit_leaves_the_old_one_whole(small_disk: Callable[[str], Path]) -> None:
-    disk = small_disk("size=2m")
-    store = LocalStore(f"file://{disk / 'store'}")
-    revision = store.write_document("pointers/m/cpu.json", {"n": 1}, None)
-    free = os.statvfs(disk)
-    (disk / "ballast").write_bytes(bytes(free.f_bavail * free.f_frsize - 8192))
-    with pytest.raises(Transient, match="free disk space"):
-        store.write_document("pointers/m/cpu.json", {"n": 2, "text": "x" * 100_000}, revision)
-    document = store.read_document("pointers/m/cpu.json")
-    assert document is not None
-    assert document.value == {"n": 1}
-
-
 # --- locks: who runs is waited for, and who is stopped keeps nobody waiting for ever
 
 
@@ -197,19 +164,6 @@ def stopped() -> Iterator[Start]:
     for process in started:
         process.kill()
         process.wait()
-
-
-def test_a_bounded_wait_ends_with_the_given_error_whatever_the_holder_does(tmp_path: Path, stopped: Start) -> None:
-    holder = stopped(HOLDER, str(tmp_path / "lock"))
-    busy = Transient("somebody else works here", where=str(tmp_path))
-    for seconds in (0.0, 0.3):
-        with pytest.raises(Transient) as told, flocked_within(tmp_path / "lock", seconds, busy):
-            pass
-        assert told.value is busy
-    holder.kill()
-    holder.wait()
-    with flocked_within(tmp_path / "lock", 0.0, busy):
-        pass  # the kernel frees the lock of a dead process
 
 
 def test_who_goes_on_is_waited_for_and_a_store_does_not_wait_for_ever(

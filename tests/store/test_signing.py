@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -111,17 +110,6 @@ def test_a_signed_artifact_is_fetched_by_whoever_trusts_the_key(open_with, signi
     assert (reader.fetch(ref) / "model.bin").read_bytes() == (weights / "model.bin").read_bytes()
 
 
-def test_an_outsider_verifies_an_artifact_with_sigstores_command_line(
-    open_with, signing, weights: Path, keys: Path
-) -> None:
-    store = open_with(signing("ours", "ours"))
-    directory = _directory(store, store.publish("checkpoint", weights, Provenance(made_by="ci")))
-    program = Path(sys.executable).with_name("model_signing")
-    command = [str(program), *_outsiders_command(directory, keys / "ours.pub")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "Verification succeeded\n"), done.stderr
-
-
 def test_an_outsider_sees_any_change_also_of_the_provenance(open_with, signing, weights: Path, keys: Path) -> None:
     store = open_with(signing("ours", "ours"))
     directory = _directory(store, store.publish("checkpoint", weights, Provenance(made_by="ci")))
@@ -135,17 +123,6 @@ def test_an_outsider_sees_any_change_also_of_the_provenance(open_with, signing, 
         (directory / name).write_bytes(original)
     (directory / "backdoor.py").write_text("")
     assert "Extra files found" in _sigstore(command)[1]
-
-
-def test_what_the_command_line_signs_is_accepted(open_with, signing, weights: Path, keys: Path) -> None:
-    store = open_with(None)
-    ref = store.publish("checkpoint", weights)
-    directory = _directory(store, ref)
-    command = ["sign", "key", str(directory), "--no-ignore-git-paths", "--ignore-paths", str(directory / COMPLETE_FILE)]
-    command += ["--signature", str(directory / SIGNATURE_FILE), "--private_key", str(keys / "ours.pem")]
-    assert _sigstore(command) == (0, "Signing succeeded\n")
-    _reseal(directory)
-    assert open_with(signing(None, "ours")).verify(ref) == []
 
 
 def test_a_signature_by_another_key_is_refused(open_with, signing, weights: Path) -> None:
@@ -210,13 +187,6 @@ def test_rubbish_in_place_of_a_signature_is_refused(signing, weights: Path, rubb
     manifest = manifest_of(weights)
     found = Signatures(signing(None, "ours")).problems(manifest, manifest.to_json(), rubbish)
     assert [difference.problem for difference in found] == ["not a signature: it is not a sigstore bundle"]
-
-
-def test_a_new_key_signs_what_is_published_again_under_the_same_name(open_with, signing, weights: Path) -> None:
-    ref = open_with(signing("other", "other")).publish("checkpoint", weights)
-    store = open_with(signing("ours", "ours"))
-    assert store.publish("checkpoint", weights) == ref
-    assert store.verify(ref) == []
 
 
 def test_a_key_whose_signatures_would_be_refused_publishes_nothing(open_with, signing, weights: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.store import Signing, StoreModel
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.artifact_store import Conflict
-from llm_pipeline.store.lease import Lease, LeaseHeld
 from llm_pipeline.store.manifest import COMPLETE_FILE, MANIFEST_FILE, SIGNATURE_FILE
 from llm_pipeline.store.provenance import Provenance
 
@@ -103,6 +101,7 @@ def test_one_changed_byte_is_found_and_named(
     [
         ("empty", None),
         (MANIFEST_FILE, None),
+        (MANIFEST_FILE, b"{}"),
         (COMPLETE_FILE, None),
         ("backdoor.py", b""),
         ("sub/_MANIFEST.json", b""),
@@ -120,16 +119,6 @@ def test_a_missing_and_an_added_file_are_found_and_named(
     for found in (store.verify(ref), store.check(ref)):
         assert [difference.path for difference in found] == [name]
     with pytest.raises(IntegrityError, match=name):
-        store.fetch(ref)
-
-
-def test_a_manifest_that_was_edited_is_found(store: ArtifactStore, medium: Medium, weights: Path) -> None:
-    ref = store.publish("checkpoint", weights)
-    manifest = medium.read(path_in(ref, MANIFEST_FILE))
-    medium.write(path_in(ref, MANIFEST_FILE), manifest.replace(b'"size": 2', b'"size": 3'))
-    with pytest.raises(IntegrityError, match="changed since the artifact was completed"):
-        store.manifest(ref)
-    with pytest.raises(IntegrityError, match="changed since the artifact was completed"):
         store.fetch(ref)
 
 
@@ -166,15 +155,6 @@ def test_what_is_not_there_is_named_missing(store: ArtifactStore) -> None:
     for read in (store.fetch, store.manifest):
         with pytest.raises(IntegrityError, match="missing"):
             read(ref)
-
-
-def test_an_artifact_inside_an_artifact_keeps_its_own_markers(store: ArtifactStore, weights: Path) -> None:
-    inner = store.fetch(store.publish("checkpoint", weights))
-    outer = weights.parent / "outer"
-    shutil.copytree(inner, outer / "engine")
-    ref = store.publish("model_repository", outer)
-    assert store.verify(ref) == []
-    assert (store.fetch(ref) / "engine" / MANIFEST_FILE).is_file()
 
 
 def test_files_named_as_the_stores_own_are_not_published(store: ArtifactStore, weights: Path) -> None:
@@ -293,16 +273,6 @@ def test_concurrent_writers_never_lose_an_update(store: ArtifactStore, medium: M
     assert document.value == {"n": 45}
 
 
-def test_a_lease_holds_in_every_store(store: ArtifactStore) -> None:
-    with Lease(store, "leases/work.json") as first:
-        with pytest.raises(LeaseHeld), Lease(store, "leases/work.json"):
-            pass
-        first.conclude({"verdict": "GO"})
-    with Lease(store, "leases/work.json") as second:
-        assert second.epoch == first.epoch + 1
-        assert second.conclusion == {"verdict": "GO"}
-
-
 @pytest.mark.parametrize(
     "name", ["../escape.json", "/etc/passwd", "a//b.json", "a/../b.json", ".hidden.json", "", "a\n"]
 )
@@ -339,18 +309,6 @@ def test_an_unsigned_artifact_is_refused_until_it_is_published_again_and_signed(
     assert trusting.publish("checkpoint", weights) == ref
     assert trusting.verify(ref) == trusting.check(ref) == store.verify(ref) == []
     trusting.fetch(ref)
-
-
-def test_a_signed_artifact_without_its_signature_is_damaged_and_is_signed_again(
-    medium: Medium, weights: Path, signing: Signing
-) -> None:
-    trusting = open_store(medium.config.model_copy(update={"signing": signing}))
-    ref = trusting.publish("checkpoint", weights)
-    medium.delete(path_in(ref, SIGNATURE_FILE))
-    with pytest.raises(IntegrityError, match="since the artifact was completed"):
-        trusting.fetch(ref)
-    assert trusting.publish("checkpoint", weights) == ref
-    assert trusting.verify(ref) == []
 
 
 def test_nothing_is_completed_where_it_must_be_signed_and_cannot_be(

@@ -80,14 +80,6 @@ def test_a_server_that_stays_away_is_a_transient_error_after_a_bounded_number_of
     assert 3 <= len(faults.requests) <= 10
 
 
-def test_wrong_bytes_are_fetched_once_more(store: S3Store, faults: Faults, weights: Path) -> None:
-    ref = store.publish("checkpoint", weights)
-    faults.inject(damaged, when=is_a("GET", "model.bin"))
-    fetched = store.fetch(ref)
-    assert (fetched / "model.bin").read_bytes() == (weights / "model.bin").read_bytes()
-    assert len(faults.seen(is_a("GET", "config.json"))) == 1
-
-
 def test_bytes_that_are_wrong_twice_make_the_artifact_incomplete(store: S3Store, faults: Faults, weights: Path) -> None:
     ref = store.publish("checkpoint", weights)
     faults.inject(damaged, when=is_a("GET", "model.bin"), times=8)
@@ -133,16 +125,3 @@ def test_a_document_that_somebody_else_wrote_while_an_answer_was_lost_is_a_confl
     document = other.read_document(POINTERS)
     assert document is not None
     assert document.value == {"by": "other"}
-
-
-@pytest.mark.parametrize("name", ["_MANIFEST.json", "_COMPLETE.json"])
-def test_what_another_publisher_leaves_half_done_is_replaced(
-    store: S3Store, faults: Faults, weights: Path, put: Callable[..., object], name: str
-) -> None:
-    ref = store.publish("checkpoint", weights)
-    store.remove(ref)
-    faults.heal()
-    faults.inject(after(lambda: put(ref, name, b"{}")), when=is_a("GET", "_COMPLETE.json"), skip=1)
-    assert store.publish("checkpoint", weights) == ref
-    assert faults.committed
-    assert store.verify(ref) == []

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -70,17 +68,6 @@ def test_only_what_is_missing_is_sent(store: S3Store, faults: Faults, weights: P
     assert written == ["_MANIFEST.json", "_COMPLETE.json"]
 
 
-@pytest.mark.parametrize("content", ["torn", "wrong"])
-def test_an_object_in_the_way_is_replaced(
-    store: S3Store, weights: Path, put: Callable[..., object], content: str
-) -> None:
-    ref = store.publish("checkpoint", weights)
-    store.remove(ref)
-    for path in weights.iterdir():
-        put(ref, path.name, path.read_bytes()[:-1] if content == "torn" else os.urandom(path.stat().st_size))
-    assert store.verify(store.publish("checkpoint", weights)) == []
-
-
 def test_a_damaged_artifact_is_not_complete_while_it_is_repaired(
     store: S3Store, faults: Faults, weights: Path, put: Callable[..., object]
 ) -> None:
@@ -90,22 +77,6 @@ def test_a_damaged_artifact_is_not_complete_while_it_is_repaired(
     with pytest.raises(Terminal):
         store.publish("checkpoint", weights)
     assert not store.exists(ref)
-
-
-def test_two_that_fetch_at_once_download_once(
-    config: StoreModel, store: S3Store, faults: Faults, weights: Path
-) -> None:
-    ref = store.publish("checkpoint", weights)
-    faults.heal()
-    together = threading.Barrier(3)
-
-    def fetch(_number: int) -> Path:
-        together.wait()
-        return S3Store(config).fetch(ref)
-
-    with ThreadPoolExecutor(3) as pool:
-        assert len(set(pool.map(fetch, range(3)))) == 1
-    assert len(faults.seen(is_a("GET", "model.bin"))) == PARTS
 
 
 @pytest.mark.parametrize("name", ["model.bin", "_MANIFEST.json", "extra"])
