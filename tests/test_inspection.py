@@ -22,7 +22,7 @@ from llm_pipeline.inspection.showing import ArtifactView, show
 from llm_pipeline.inspection.verification import verify_reference
 from llm_pipeline.release.record import release_record_name
 from llm_pipeline.store.place_state import PauseRequest, edit_place
-from llm_pipeline.store.references import ArtifactReference, resolve_reference
+from llm_pipeline.store.references import resolve_reference
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ class TestReferences:
         for text in (FIRST, "tiny-00000001"):
             assert str(resolve_reference(history.store, text)) == FIRST
         for text in (f"checkpoint/{ref.digest}", f"checkpoint/{ref.digest[:6]}", ref.digest[:10]):
-            assert resolve_reference(history.store, text) == ArtifactReference(ref)
+            assert resolve_reference(history.store, text) == ref
         assert resolve_reference(history.store, f"previous:{MODEL}/{TARGET}").pointer.release_id == FIRST
 
     @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ class TestShowing:
         pytest.importorskip("model_signing")
         signed, other = signing_with_new_keys(tmp_path), signing_with_new_keys(tmp_path / "other")
         history = History(tmp_path, {"uri": f"file://{tmp_path / 'store'}", "signing": signed})
-        ref = ArtifactReference(history.publish("checkpoint", "signed"))
+        ref = history.publish("checkpoint", "signed")
 
         def state(signing: Signing | None) -> str:
             return show(history.deployment.store.model_copy(update={"signing": signing}), ref).signature

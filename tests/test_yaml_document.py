@@ -19,37 +19,21 @@ def bomb(aliases: int, levels: int) -> str:
     return "\n".join(rows)
 
 
-def merges(levels: int) -> str:
-    """Mappings merged into mappings, ten of the level before in each."""
-    rows = ["a0: &a0 {k: v}"]
-    rows += [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}" for n in range(1, levels + 1)]
-    return "\n".join(rows)
-
-
 @pytest.mark.parametrize(
     ("text", "place", "problem"),
     [
         pytest.param("a:\n  " + "[" * 100_000, "2", "nested deeper than 32 levels (column 34)", id="brackets"),
-        pytest.param("a:\n  " + "{b: " * 50_000, "2", "nested deeper than 32 levels", id="braces"),
-        pytest.param("- " * 100_000 + "x", "1", "nested deeper than 32 levels", id="dashes"),
         pytest.param(bomb(9, 9), "2", "an alias within what has an anchor", id="alias_bomb"),
-        pytest.param(merges(9), "2", "an alias within what has an anchor", id="merge_bomb"),
         pytest.param(f"a: &a [{'x,' * 30_000}]\nb: [{'*a,' * 200}]", "2", "more than 100 aliases", id="many_aliases"),
         pytest.param("a: &a [1, *a]", "1", "an alias within what has an anchor", id="loop"),
         pytest.param("x: 1\na: {b: !!bool foo}", "2", "not valid YAML: the tag '!!bool'", id="tag_of_yaml"),
         pytest.param("a: !!python/name:os.system", "1", "not valid YAML: the tag '!!python/name:os.sy", id="python"),
-        pytest.param("a: !mine 1", "1", "not valid YAML: the tag '!mine'", id="custom_tag"),
-        pytest.param("a: !!timestamp x", "1", "the tag '!!timestamp'", id="timestamp_tag"),
-        pytest.param("a: !!binary x", "1", "the tag '!!binary'", id="binary_tag"),
         pytest.param("a: 1\nb: 2\na: 3", "3", "not valid YAML: the key 'a' is given twice (column 1)", id="twice"),
         pytest.param("a:\n  on: 1", "2", "not valid YAML: a key must be a plain word: put it into", id="on"),
-        pytest.param("? [a]\n: 1", "1", "a key must be a plain word", id="key_that_is_a_list"),
         pytest.param(f"a: {'9' * 5000}", "", "not valid YAML: Exceeds the limit", id="huge_integer"),
-        pytest.param("a: 2024-02-31", "", "day is out of range", id="no_such_day"),
         pytest.param("a: 1\nb: x\0y", "", "control characters are not allowed", id="nul"),
         pytest.param("a: x\x1b[2Jy", "", "control characters are not allowed", id="terminal_escape"),
         pytest.param('a: "\\ud800"', "", "a", id="half_a_character"),
-        pytest.param('a: "\\U00110000"', "", "a", id="beyond_unicode"),
         pytest.param("a: [1, 2\nb: 3", "2", "not valid YAML:", id="open_list"),
         pytest.param("a: 1\n---\nb: 2", "2", "another document", id="two_documents"),
         pytest.param("a: *b", "1", "not valid YAML: found undefined alias", id="undefined_alias"),

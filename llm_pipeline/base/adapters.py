@@ -74,9 +74,6 @@ def _imported(name: str) -> Any:
     return attrgetter(attribute)(import_module(module))
 
 
-_SHOWN = 80
-"""Characters of an unknown kind that an error repeats."""
-
 _OURS: Mapping[Group, Mapping[str, str]] = {
     "engines": {
         "openvino_cpu": "llm_pipeline.adapters.openvino.adapter:ADAPTER",
@@ -130,7 +127,7 @@ def adapter(group: Group, kind: str) -> Any:
     found = [one for one in _installed(group) if one.name == kind]
     if not found:
         raise ConfigError(
-            f"no {group.replace('_', ' ').removesuffix('s')} of kind {kind[:_SHOWN]!r} is installed",
+            f"no {group.replace('_', ' ').removesuffix('s')} of kind {kind!r} is installed",
             where=where,
             hint=f"kinds are: {', '.join(kinds(group))}; packages add theirs by {where}",
         )

@@ -7,8 +7,8 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -130,11 +130,18 @@ def write_files(directory: Path, files: Mapping[str, str]) -> None:
         ConfigError: It is no place to write to.
         Transient: The disk is full, or fails.
     """
-    try:
+    with writing(directory):
         for name, content in files.items():
             path = directory / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(content, encoding="utf-8")
+
+
+@contextmanager
+def writing(directory: Path) -> Iterator[None]:
+    """Tell of a directory in which nothing can be written, as `write_files` does."""
+    try:
+        yield
     except OSError as error:
         wrong = ConfigError(f"cannot be written: {error.strerror}", where=str(error.filename or directory))
         raise unless_io(error, wrong) from error

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llm_pipeline.base.collector import sparing
-from llm_pipeline.base.errors import ConfigError, ExitCode, from_document, unless_io
-from llm_pipeline.cli.options import Commands, add_command, deployment_of, open_flow, write_files, write_lines
+from llm_pipeline.base.errors import ConfigError, ExitCode, from_document
+from llm_pipeline.cli.options import Commands, add_command, deployment_of, open_flow, write_files, write_lines, writing
 
 if TYPE_CHECKING:
     from llm_pipeline.config.overrides import Overrides
@@ -179,11 +179,8 @@ def _init(options: argparse.Namespace) -> int:
     from llm_pipeline.project.writing import Choices, write_project
 
     choices = Choices(options.name, options.model, options.model_python, options.triton_home, example=options.example)
-    try:
+    with writing(options.directory):
         written = write_project(options.directory, choices)
-    except OSError as error:
-        wrong = ConfigError(f"cannot be written: {error.strerror}", where=str(error.filename or options.directory))
-        raise unless_io(error, wrong) from error
     root, release = options.directory.resolve(), written[0].relative_to(options.directory)
     elsewhere = [] if root == Path.cwd() else [f"  cd {shlex.quote(str(options.directory))}"]
     write_lines(

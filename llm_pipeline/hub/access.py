@@ -71,16 +71,22 @@ class Hub:
     """A hub as this deployment reaches it.
 
     Attributes:
-        endpoint: Its URL, without a slash at the end.
         token_variable: Environment variable that the token came from.
         api: The client.
-        has_token: Whether that variable holds a token.
     """
 
-    endpoint: str
     token_variable: str
     api: HfApi = field(repr=False, compare=False)
-    has_token: bool = False
+
+    @property
+    def endpoint(self) -> str:
+        """Its URL, without a slash at the end."""
+        return str(self.api.endpoint)
+
+    @property
+    def has_token(self) -> bool:
+        """Whether that variable holds a token."""
+        return bool(self.api.token)
 
     def headers(self) -> dict[str, str]:
         """Headers of a request, the authorization among them."""
@@ -248,7 +254,7 @@ def connect(endpoint: str | None, token_variable: str) -> Hub:
         library_version=__version__,
         headers=_UNPACKED,
     )
-    return Hub(endpoint=address, token_variable=token_variable, api=api, has_token=bool(token))
+    return Hub(token_variable, api)
 
 
 @cache

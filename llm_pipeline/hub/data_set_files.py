@@ -10,9 +10,9 @@ from pathlib import Path
 from llm_pipeline.artifacts.pinned import HubFile, PinnedDataSet
 from llm_pipeline.hub.access import Hub, NotOnTheHub
 from llm_pipeline.hub.download import fetch_files
+from llm_pipeline.hub.hub_source import HubSource
 from llm_pipeline.hub.kept_data_sets import using
 from llm_pipeline.hub.source import FileSource
-from llm_pipeline.hub.sources import HubDataSets
 
 
 def copy_files(
@@ -59,7 +59,7 @@ def fetch_dataset_file(hub: Hub, dataset: str, commit: str, path: str, kept: Pat
         IntegrityError: The bytes are wrong twice, or the hub's answer cannot be used.
         DiskTooSmall: The file does not fit.
     """
-    source = HubDataSets(hub)
+    source = HubSource(hub, "dataset")
     pinned = source.pin(dataset, commit)
     file = next((file for file in pinned.files if file.path == path), None)
     if file is None:

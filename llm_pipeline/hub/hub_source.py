@@ -13,8 +13,8 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import hf_raise_for_status, http_stream_backoff
 from pydantic import ValidationError
 
-from llm_pipeline.artifacts.model_files import Selection, select_files
-from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
+from llm_pipeline.artifacts.model_files import Selection, select_files, unsafe_reason
+from llm_pipeline.artifacts.pinned import HubFile, PinnedDataSet, PinnedModel
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.hub.access import (
     TIMEOUT_SECONDS,
@@ -25,7 +25,7 @@ from llm_pipeline.hub.access import (
     listed_file,
     malformed_answer,
 )
-from llm_pipeline.hub.model_card import stated_license
+from llm_pipeline.hub.model_card import CARD_FILE, stated_license
 from llm_pipeline.hub.source import ModelLook, report_resolved
 
 log = get_logger(__name__)
@@ -39,7 +39,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class HubSource:
-    """A hub that models are read from."""
+    """A hub that models, or data sets, are read from; it is a connection from `connect`."""
 
     hub: Hub
     repositories: RepositoryKind = "model"
@@ -53,6 +53,29 @@ class HubSource:
         model, _ = _patiently(lambda: _pin(self.hub, model_id, revision))
         sizes = {file.path: file.size for file in model.files}
         return ModelLook(model.name, sizes, lambda path, start, length: self._read(model, path, start, length))
+
+    def pin(self, name: str, revision: str) -> PinnedDataSet:
+        """Pins a data set to a commit; one that the hub has renamed is taken from its new name."""
+        where = f"datasets/{name}@{revision}"
+        info = self.hub.information(name, revision, where, kind="dataset", files_metadata=True)
+        if info.disabled:
+            raise HubRefused("the data set was disabled", where=where, hint="choose another one")
+        if info.id != name:
+            log.warning("the hub has this data set under another name", data_set=name, now=info.id)
+        siblings = [sibling for sibling in info.siblings or [] if unsafe_reason(sibling.rfilename) is None]
+        try:
+            pinned = PinnedDataSet(
+                id=info.id,
+                commit=info.sha,
+                files=tuple(sorted(map(listed_file, siblings), key=lambda file: file.path)),
+                gated=info.gated or None,
+            )
+        except ValidationError as error:
+            raise malformed_answer(where, str(error)) from error
+        data = [file for file in pinned.files if not file.path.startswith(".") and file.path != CARD_FILE]
+        if pinned.gated and data:
+            self.hub.require_access(pinned, min(data, key=lambda file: file.size), where, "dataset")
+        return pinned
 
     def fetch(self, model: PinnedModel, file: HubFile, directory: Path) -> None:
         _patiently(lambda: self._download(model, file, directory))

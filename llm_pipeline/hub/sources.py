@@ -16,20 +16,15 @@ from urllib.parse import unquote
 
 from pydantic import ValidationError
 
-from llm_pipeline.artifacts.model_files import unsafe_reason
 from llm_pipeline.artifacts.pinned import HubFile, PinnedDataSet, PinnedModel
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.deployment import HubAccess
 from llm_pipeline.config.store import S3Place, StoreModel
-from llm_pipeline.hub.access import Hub, HubRefused, connect, listed_file, malformed_answer
+from llm_pipeline.hub.access import connect
 from llm_pipeline.hub.directory_source import DirectorySource
 from llm_pipeline.hub.hub_source import HubSource
-from llm_pipeline.hub.model_card import CARD_FILE
 from llm_pipeline.hub.s3_source import S3Source
 from llm_pipeline.hub.source import FileSource, Source, SourceRefused
-
-log = get_logger(__name__)
 
 
 def open_source(source: str, access: HubAccess, store: StoreModel) -> Source:
@@ -86,40 +81,7 @@ def open_data_sets(source: str, access: HubAccess) -> DataSets:
     """
     if source.startswith("file://"):
         return DirectoryOfDataSets(Path(unquote(source.removeprefix("file://"))))
-    return HubDataSets(connect(access.endpoint, access.token_variable))
-
-
-@dataclass(frozen=True)
-class HubDataSets:
-    """Data sets of a hub, read through its API; the hub is a connection from `connect`."""
-
-    hub: Hub
-
-    def pin(self, name: str, revision: str) -> PinnedDataSet:
-        """Pins a data set to a commit; one that the hub has renamed is taken from its new name."""
-        where = f"datasets/{name}@{revision}"
-        info = self.hub.information(name, revision, where, kind="dataset", files_metadata=True)
-        if info.disabled:
-            raise HubRefused("the data set was disabled", where=where, hint="choose another one")
-        if info.id != name:
-            log.warning("the hub has this data set under another name", data_set=name, now=info.id)
-        siblings = [sibling for sibling in info.siblings or [] if unsafe_reason(sibling.rfilename) is None]
-        try:
-            pinned = PinnedDataSet(
-                id=info.id,
-                commit=info.sha,
-                files=tuple(sorted(map(listed_file, siblings), key=lambda file: file.path)),
-                gated=info.gated or None,
-            )
-        except ValidationError as error:
-            raise malformed_answer(where, str(error)) from error
-        data = [file for file in pinned.files if not file.path.startswith(".") and file.path != CARD_FILE]
-        if pinned.gated and data:
-            self.hub.require_access(pinned, min(data, key=lambda file: file.size), where, "dataset")
-        return pinned
-
-    def fetch(self, model: PinnedModel, file: HubFile, directory: Path) -> None:
-        HubSource(self.hub, "dataset").fetch(model, file, directory)
+    return HubSource(connect(access.endpoint, access.token_variable), "dataset")
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from llm_pipeline.release.record import read_release_record
 from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.manifest import Manifest
-from llm_pipeline.store.references import ArtifactReference, PointerReference, Reference, ReleaseReference
+from llm_pipeline.store.references import PointerReference, Reference, ReleaseReference
 
 _MEASURED = (
     *("output_tokens_per_second", "acceptance_length", "token_cost_estimate", "gpu_memory_bytes"),
@@ -145,7 +145,7 @@ def compare(store: ArtifactStore, first: Reference, second: Reference) -> Compar
         IntegrityError: A record or manifest cannot be understood.
     """
     match _alike(first, second), _alike(second, first):
-        case ArtifactReference(one), ArtifactReference(other):
+        case ArtifactRef() as one, ArtifactRef() as other:
             sections = _artifacts(store, one, other)
         case ReleaseReference(one), ReleaseReference(other):
             sections = _releases(_flow(store, one), _flow(store, other))
@@ -158,8 +158,8 @@ def compare(store: ArtifactStore, first: Reference, second: Reference) -> Compar
 def _alike(reference: Reference, other: Reference) -> Reference:
     if not isinstance(reference, PointerReference):
         return reference
-    if isinstance(other, ArtifactReference):
-        return ArtifactReference(reference.pointer.repository)
+    if isinstance(other, ArtifactRef):
+        return reference.pointer.repository
     return ReleaseReference(reference.pointer.release_id)
 
 

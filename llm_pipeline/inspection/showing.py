@@ -27,7 +27,7 @@ from llm_pipeline.store import open_store
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.manifest import MANIFEST_FILE, SIGNATURE_FILE, Manifest, ManifestFile
 from llm_pipeline.store.provenance import Provenance
-from llm_pipeline.store.references import ArtifactReference, Reference, readable_pointers, release_of
+from llm_pipeline.store.references import Reference, readable_pointers, release_of
 
 _WIDTH = 160
 """Columns, before a text goes on in the next line."""
@@ -118,8 +118,8 @@ def show(config: StoreModel, reference: Reference) -> ReleaseView | ArtifactView
         IntegrityError: Its record or manifest cannot be understood.
     """
     store = open_store(config)
-    if isinstance(reference, ArtifactReference):
-        return _artifact(store, config, reference.ref)
+    if isinstance(reference, ArtifactRef):
+        return _artifact(store, config, reference)
     return _release(ReleaseProgress(store, read_release_record(store, release_of(reference))))
 
 

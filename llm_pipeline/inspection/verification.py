@@ -14,7 +14,7 @@ from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.manifest import Difference
 from llm_pipeline.store.place_state import place_name
-from llm_pipeline.store.references import ArtifactReference, PointerReference, Reference, ReleaseReference
+from llm_pipeline.store.references import PointerReference, Reference, ReleaseReference
 
 
 class Verification(Frozen):
@@ -56,8 +56,8 @@ def verify_reference(store: ArtifactStore, reference: Reference) -> Iterator[Ver
 
 def _artifacts(store: ArtifactStore, reference: Reference) -> Iterator[tuple[str, ArtifactRef]]:
     match reference:
-        case ArtifactReference(ref):
-            yield "", ref
+        case ArtifactRef():
+            yield "", reference
         case ReleaseReference(release_id):
             flow = ReleaseProgress(store, read_release_record(store, release_id))
             yield from release_artifacts(flow.record, results_in_order(flow))
@@ -73,7 +73,7 @@ def _distrusted(store: ArtifactStore, reference: Reference) -> Iterator[tuple[st
         case PointerReference(_, model_id, target, pointer):
             if problem := pointer_problem(store, model_id, target, pointer):
                 yield str(reference), place_name(target), problem
-        case ArtifactReference():
+        case ArtifactRef():
             return
 
 

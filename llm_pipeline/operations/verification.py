@@ -23,7 +23,7 @@ from llm_pipeline.serving.endpoint_access import require_served
 from llm_pipeline.serving.repository_links import read_links
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.place_state import Pointer, read_place
-from llm_pipeline.store.references import ArtifactReference, pointers_of
+from llm_pipeline.store.references import pointers_of
 
 if TYPE_CHECKING:
     from llm_pipeline.canary.router import SlotName
@@ -99,7 +99,7 @@ def _linked(store: ArtifactStore, place: str, name: str, pointer: Pointer) -> It
         yield Check(place=place, what=f"links of {name}", problem=error.message)
         return
     for directory, ref in links.items():
-        for verification in verify_reference(store, ArtifactReference(ref)):
+        for verification in verify_reference(store, ref):
             problem = "; ".join(f"{one.path}: {one.problem}" for one in verification.problems)
             yield Check(place=place, what=f"{name}, {directory}", problem=problem)
 

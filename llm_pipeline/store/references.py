@@ -43,16 +43,6 @@ class ReleaseReference:
 
 
 @dataclass(frozen=True)
-class ArtifactReference:
-    """An artifact, by kind and digest."""
-
-    ref: ArtifactRef
-
-    def __str__(self) -> str:
-        return str(self.ref)
-
-
-@dataclass(frozen=True)
 class PointerReference:
     """A pointer, and what it pointed at when it was read."""
 
@@ -65,7 +55,7 @@ class PointerReference:
         return f"{self.name}:{self.model_id}/{self.target}"
 
 
-Reference = ReleaseReference | ArtifactReference | PointerReference
+Reference = ReleaseReference | ArtifactRef | PointerReference
 
 
 def release_ids(store: ArtifactStore) -> list[str]:
@@ -153,7 +143,7 @@ def _artifacts(store: ArtifactStore, prefix: str, kind: str | None = None) -> li
     if not _is_digest(prefix):
         return []
     refs = sorted((stored.ref for stored in store.artifacts()), key=lambda ref: (ref.kind, ref.digest))
-    return [ArtifactReference(ref) for ref in refs if ref.digest.startswith(prefix) and kind in (None, ref.kind)]
+    return [ref for ref in refs if ref.digest.startswith(prefix) and kind in (None, ref.kind)]
 
 
 def _is_digest(text: str) -> bool:

@@ -12,7 +12,6 @@ from safetensors_files import write_safetensors
 
 from llm_pipeline.artifacts.model_files import select_files
 from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
-from llm_pipeline.artifacts.safetensors_header import read_header
 from llm_pipeline.base.errors import ExitCode, IntegrityError, PipelineError
 from llm_pipeline.hub.checkpoint import check_checkpoint
 from llm_pipeline.hub.directory_source import DirectorySource
@@ -84,25 +83,6 @@ def test_any_bytes_of_a_weights_file_are_taken_or_refused(repository: Path, fuzz
             require_clear(error)
 
     fuzz(mutated_bytes(sound), check, 150, 20_000)
-
-
-def test_any_header_of_a_weights_file_is_taken_or_refused(tmp_path: Path, fuzz) -> None:
-    header = {
-        name: {"dtype": "F32", "shape": [4], "data_offsets": [16 * number, 16 * number + 16]}
-        for number, name in enumerate("ab")
-    }
-    path = tmp_path / "w.safetensors"
-
-    def check(changed: bytes) -> None:
-        path.write_bytes(len(changed).to_bytes(8, "little") + changed + bytes(32))
-        try:
-            tensors = read_header(path)
-        except IntegrityError as error:
-            require_clear(error)
-            return
-        assert sum(tensor.end - tensor.start for tensor in tensors) == 32
-
-    fuzz(documents({**header, "__metadata__": {"format": "pt"}}), check, 100, 20_000)
 
 
 NAMES = st.one_of(

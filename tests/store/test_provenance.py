@@ -39,7 +39,6 @@ FILES = (
 )
 MADE = {
     "full": FULL,
-    "by hand": Provenance(),
     "here": Provenance(**here()),
     "from a tree with changes": FULL.model_copy(update={"source_commit": f"{COMMIT}-dirty"}),
     "in an image without a digest": FULL.model_copy(update={"container": "model:1.2"}),
