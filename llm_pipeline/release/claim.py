@@ -23,12 +23,12 @@ from typing import Literal
 from pydantic import Field
 
 from llm_pipeline.base.detached import process_start_ticks, visible_processes
-from llm_pipeline.base.errors import PipelineError, Terminal, Transient
+from llm_pipeline.base.errors import Terminal, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.release import ReleaseConfig
 from llm_pipeline.store.artifact_store import ArtifactStore
-from llm_pipeline.store.documents import DamagedDocument, model_of
+from llm_pipeline.store.documents import DamagedDocument
 
 LOCAL_POLL_SECONDS = 2.0
 RENEWED_EVERY = timedelta(minutes=5)
@@ -350,15 +350,7 @@ def readable_claims(store: ArtifactStore) -> tuple[dict[str, ClaimState], list[D
     Raises:
         Transient: The documents cannot even be listed.
     """
-    found: dict[str, ClaimState] = {}
-    damaged = []
-    for name in store.list_documents(_CLAIMS):
-        try:
-            model_id = model_of(name)
-            found[model_id] = read_claim(store, model_id)
-        except PipelineError as error:
-            damaged.append(DamagedDocument(name, error))
-    return found, damaged
+    return store.readable_as(_CLAIMS, ClaimState, hint=_DAMAGED)
 
 
 def free_claim(store: ArtifactStore, model_id: str) -> Claimant | None:

@@ -9,7 +9,6 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import TypeVar
 
 from pydantic import BaseModel, JsonValue, ValidationError
@@ -50,19 +49,6 @@ def checked_name(name: str) -> str:
     if not _SAFE_NAME.fullmatch(name):
         raise ConfigError(f"not a name for the store: {name!r}")
     return name
-
-
-def model_of(name: str) -> str:
-    """The model that a document belongs to: `pointers/organisation/name/..`, or `claims/organisation/name.json`.
-
-    Raises:
-        IntegrityError: It belongs to none.
-    """
-    parts = PurePosixPath(name).with_suffix("").parts[1:3]
-    if len(parts) != 2:  # noqa: PLR2004 - organisation and name
-        hint = "move it out of the store: llm-pipeline has not written it"
-        raise IntegrityError(f"{name!r} is of no model", where=name, hint=hint)
-    return "/".join(parts)
 
 
 @dataclass(frozen=True)
@@ -129,6 +115,25 @@ class Documents:
         if document is None:
             return None, None
         return understood(model, document.value, name, hint=hint), document.revision
+
+    def readable_as(
+        self, folder: str, model: type[Model], *, hint: str = ""
+    ) -> tuple[dict[str, Model], list[DamagedDocument]]:
+        """What all documents of a folder say that can be read, by name without folder and ending; and the others.
+
+        Raises:
+            Transient: They cannot even be listed.
+        """
+        found, damaged = dict[str, Model](), []
+        for name in self.list_documents(folder):
+            try:
+                said, _ = self.read_as(name, model, hint=hint)
+            except PipelineError as error:
+                damaged.append(DamagedDocument(name, error))
+            else:
+                if said is not None:
+                    found[name.removeprefix(f"{folder}/").removesuffix(".json")] = said
+        return found, damaged
 
     def edit_as(self, name: str, model: type[Model], edit: Callable[[Model], Model], *, hint: str = "") -> Model:
         """Change a document; `edit` is asked again if somebody else changed it meanwhile.

@@ -17,10 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import PurePosixPath
 from typing import Literal, NamedTuple
 
-from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError, Transient
+from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.store.artifact_store import ArtifactStore
@@ -244,14 +243,7 @@ def readable_places(store: ArtifactStore) -> tuple[dict[str, PlaceState], list[D
     Raises:
         Transient: The documents cannot even be listed.
     """
-    found, damaged = dict[str, PlaceState](), []
-    for name in store.list_documents("places"):
-        place = PurePosixPath(name).stem
-        try:
-            found[place] = read_place(store, place)
-        except PipelineError as error:
-            damaged.append(DamagedDocument(name, error))
-    return found, damaged
+    return store.readable_as("places", PlaceState)
 
 
 log = get_logger(__name__)
