@@ -80,17 +80,6 @@ def test_help_lists_every_command_once_by_task_and_is_what_no_command_at_all_is_
     assert commands_of_help(capsys.readouterr().err) == commands_of_help(shown)
 
 
-def test_every_argument_says_what_it_is():
-    (commands,) = (action for action in _parser()._actions if action.dest == "command")
-    silent = [
-        f"{name} {action.dest}"
-        for name, parser in commands.choices.items()
-        for action in parser._actions
-        if not action.help and name not in ("stage", "pod")  # other programs call these
-    ]
-    assert silent == []
-
-
 def test_a_run_may_have_some_of_the_configs_targets_and_no_others(configs: Path, capsys: pytest.CaptureFixture[str]):
     some = ["--target", "h200", "--target", "h100", "--recipe", "fp8_chat", "--strategy", "every", "--revision", "v2"]
     assert main(["plan", *some, str(REAL)]) == 0

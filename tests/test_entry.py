@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import errno
 import importlib
 import inspect
@@ -23,7 +22,6 @@ from llm_pipeline.base.errors import ConfigError, ExitCode, Transient
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "llm_pipeline"
-_GUARD = 'if __name__ == "__main__":\n    raise SystemExit(main())'
 
 
 def ending_with(raised: BaseException) -> Callable[[], int]:
@@ -140,12 +138,6 @@ def programs() -> Iterator[tuple[str, Any]]:
 
 
 PROGRAMS = dict(programs())
-
-
-@pytest.mark.parametrize("module", PROGRAMS)
-def test_a_program_ends_with_the_code_of_its_entry_point(module: str) -> None:
-    guard = ast.parse(PROGRAMS[module].read_text()).body[-1]
-    assert ast.unparse(guard) == ast.unparse(ast.parse(_GUARD))
 
 
 def _console_scripts() -> list[str]:

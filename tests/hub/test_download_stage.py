@@ -5,27 +5,20 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tiny_tokenizer import TOKENIZER
 
 from llm_pipeline.base.logging import LogRelay
-from llm_pipeline.config.deployment import HubAccess
-from llm_pipeline.config.release import ModelSource
-from llm_pipeline.config.store import store_settings
 from llm_pipeline.hub.access import Hub
-from llm_pipeline.hub.directory_source import DirectorySource
 from llm_pipeline.hub.hub_source import HubSource
-from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
+from llm_pipeline.release.contract import StageRequest, StageResult
 from llm_pipeline.release.execute import execute
-from llm_pipeline.stages.download import download_config
 from llm_pipeline.store import open_store
 
-from .conftest import CONFIG, TOKEN_VARIABLE, LocalHub, safetensors_bytes
+from .conftest import TOKEN_VARIABLE, LocalHub
 
 
 def request(local_hub: LocalHub, hub: Hub, tmp_path: Path, *, endpoint: str | None = None) -> StageRequest:
@@ -111,43 +104,3 @@ def test_a_client_that_its_user_debugs_is_quiet_in_airflow_s_processes_too(local
     assert "Retrying after OSError('no'): /x?***" in run.stderr
     assert "never" not in run.stderr
     assert SIGNATURE not in run.stderr + run.stdout
-
-
-def downloaded(tmp_path: Path) -> StageResult | StageFailure:
-    root = tmp_path / "model"
-    source = ModelSource(id="demo/tiny", source=f"file://{root}")
-    config = download_config(DirectorySource(root).resolve("demo/tiny", "main"), source, HubAccess())
-    request = StageRequest(
-        release_id="demo",
-        stage="download",
-        config=config.model_dump(mode="json"),
-        store=store_settings(uri=f"file://{tmp_path}/store"),
-        work_root=str(tmp_path / "work"),
-    )
-    return execute(request)
-
-
-def test_a_download_killed_just_before_it_is_in_the_store_is_not_made_again(tmp_path: Path):
-    root = tmp_path / "model"
-    root.mkdir()
-    (root / "model.safetensors").write_bytes(safetensors_bytes(64))
-    (root / "config.json").write_bytes(CONFIG)
-    (root / "tokenizer.json").write_bytes(TOKENIZER)
-    if (child := os.fork()) == 0:
-        rename = Path.rename
-
-        def killed(temporary: Path, place: Path) -> Path:
-            if place.name == "_MANIFEST.json":  # all files have got their places in the store
-                os.kill(os.getpid(), signal.SIGKILL)
-            return rename(temporary, place)
-
-        Path.rename = killed
-        downloaded(tmp_path)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    assert not list((tmp_path / "store").rglob("_COMPLETE.json"))
-    outcome = downloaded(tmp_path)
-    assert isinstance(outcome, StageResult), outcome
-    assert not outcome.reused
-    assert outcome.metrics["fetched_bytes"] == 0
-    assert open_store(f"file://{tmp_path}/store").verify(outcome.artifacts["checkpoint"]) == []

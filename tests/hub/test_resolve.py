@@ -130,17 +130,13 @@ BAD_TOKEN = {"X-Error-Message": "Invalid credentials in Authorization header"}
     ("answer", "kind", "hint"),
     [
         ((401, BAD_TOKEN), "HubRefused", TOKEN_VARIABLE),
-        ((401, {"X-Error-Code": "GatedRepo"}), "RepositoryGated", "/demo/tiny"),
-        ((401, {"X-Error-Code": "RepoNotFound"}), "NotOnTheHub", TOKEN_VARIABLE),
         ((403, {}), "HubRefused", TOKEN_VARIABLE),
         ((403, {"X-Error-Code": "GatedRepo"}), "RepositoryGated", "accept the terms"),
         ((403, {"X-Error-Message": "Access to this resource is disabled."}), "HubRefused", "another repository"),
         ((404, {}), "NotOnTheHub", "check the name"),
-        ((404, {"X-Error-Code": "RepoNotFound"}), "NotOnTheHub", "check the name"),
         ((404, {"X-Error-Code": "RevisionNotFound"}), "NotOnTheHub", "branch, tag or commit"),
         ((404, {"X-Error-Code": "EntryNotFound"}), "NotOnTheHub", "resolve the revision again"),
         ((400, {}), "HubRefused", "check"),
-        ((451, {}), "HubRefused", "check"),
     ],
 )
 def test_every_refusal_is_terminal_and_says_what_to_do(

@@ -24,7 +24,6 @@ from typing import Any
 import pytest
 
 from llm_pipeline.adapters.local.store import LocalStore
-from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.store import Signing, store_settings
 
@@ -222,26 +221,6 @@ def test_a_removal_killed_anywhere_leaves_a_whole_artifact_or_none(disk: Disk, w
         disk.store.remove(ref)
         disk.remove_leftovers()
         assert disk.files == set()
-
-
-def test_a_fetch_of_a_damaged_artifact_killed_anywhere_is_done_by_the_next_fetch(
-    disk: Disk, weights: Path, step: int
-) -> None:
-    ref = disk.store.publish("checkpoint", weights)
-
-    def begin() -> None:
-        disk.clear()
-        disk.store.publish("checkpoint", weights)
-        (disk.store.root / "artifacts" / ref.kind / ref.digest / "model.bin").write_bytes(b"rubbish")
-
-    def fetch() -> None:
-        with pytest.raises(IntegrityError):
-            disk.store.fetch(ref)
-
-    for _ in _write_points(disk.root, begin, fetch, step):
-        fetch()
-        assert not disk.store.exists(ref)
-        _made_whole(disk, weights, ref)
 
 
 @pytest.mark.parametrize("there_before", [False, True])
