@@ -51,7 +51,7 @@ class HubFile(ConfigModel):
         return self.sha256 or self.blob_sha1 or str(self.entity_tag)
 
 
-class PinnedModel(ConfigModel):
+class PinnedModel(ConfigModel, extra="ignore"):  # records of earlier releases say more
     """A model at one commit.
 
     Attributes:
