@@ -7,6 +7,9 @@ A stage's time limit asks `last_progress`: what counts steps here, and what read
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from llm_pipeline.base.logging import PROGRESS, get_logger
 
@@ -60,3 +63,19 @@ class Progress:
             per_second=float(f"{per_second:.3g}"),
             seconds_left_at_most=round(left / per_second),
         )
+
+
+@dataclass
+class PhaseClock:
+    """Seconds by phase, in the order in which they ran first."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time one phase, and say so in the log once it is over."""
+        started = time.monotonic()
+        yield
+        spent = round(time.monotonic() - started, 3)
+        self.seconds[name] = round(self.seconds.get(name, 0.0) + spent, 3)
+        log.info("phase done", phase=name, seconds=spent)

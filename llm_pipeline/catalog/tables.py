@@ -36,8 +36,7 @@ class Gpu(_Fact):
     Attributes:
         sm: Compute capability, e.g. `sm90`.
         memory_gib: Nominal memory.
-        memory_gib_usable: What the driver was seen to report, if known.
-        memory_mib_nvidia_smi: The same in MiB, if known.
+        memory_mib_usable: What the driver was seen to report, if known.
         mem_bw_gb_s: Memory bandwidth in GB/s.
         dense_tflops: Peak of the tensor cores without sparsity, by `bf16`, `fp8` and `fp4`; None where they have none.
         int8_tops_dense: The same for INT8, if known.
@@ -46,8 +45,7 @@ class Gpu(_Fact):
     name: str
     sm: str
     memory_gib: float
-    memory_gib_usable: float | None = None
-    memory_mib_nvidia_smi: float | None = None
+    memory_mib_usable: float | None = None
     mem_bw_gb_s: float
     dense_tflops: dict[str, float | None]
     int8_tops_dense: float | None = None
@@ -56,10 +54,8 @@ class Gpu(_Fact):
     @property
     def usable_bytes(self) -> int:
         """Memory that a process can be given, in bytes."""
-        if self.memory_gib_usable is not None:
-            return int(self.memory_gib_usable * 2**30)
-        if self.memory_mib_nvidia_smi is not None:
-            return int(self.memory_mib_nvidia_smi * 2**20)
+        if self.memory_mib_usable is not None:
+            return int(self.memory_mib_usable * 2**20)
         return int(self.memory_gib * (1.0 - _DRIVER_SHARE) * 2**30)
 
 
@@ -180,12 +176,6 @@ def modelopt_algorithms() -> frozenset[str]:
     """Modelopt's names of the formats whose checkpoints this package reads."""
     table = read_table("checkpoint_reader")
     return frozenset(table["members"]) | frozenset(table["others"])
-
-
-def first_reader_version() -> str:
-    """The oldest TensorRT-LLM that modelopt names for its unified Hugging Face checkpoints."""
-    version: str = read_table("checkpoint_reader")["first_version"]
-    return version
 
 
 def find_family(model_id: str) -> str | None:

@@ -9,9 +9,7 @@ properties that the runtime must be given so that it computes what was measured.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
@@ -140,20 +138,6 @@ class EngineAdapter(Adapter):
 
 LEAST_GOLDEN_MATCH = 0.5
 """Runtimes differ in kernels and batch sizes, so greedy texts part at near ties; a broken load matches nothing."""
-
-
-@dataclass
-class PhaseClock:
-    """Seconds by phase, in the order in which they ran."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Time one phase."""
-        started = time.monotonic()
-        yield
-        self.seconds[name] = round(time.monotonic() - started, 3)
 
 
 def golden_match(

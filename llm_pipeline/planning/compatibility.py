@@ -1,34 +1,18 @@
-"""Which recipe is legal on which target: formats by GPU and runtime, and what engines' judgements share. Pure.
+"""Which recipe is legal on which target: what engines are asked, and what their judgements share. Pure.
 
-A format needs two things of TensorRT-LLM: kernels for it on that generation (the support matrix), and a reader that
-knows the name under which modelopt exports it. The worse of the two counts. Each engine's adapter judges by its own
-rules (`judge` of its `EngineAdapter`, in `plan.py` of its folder).
-
-The tables say yes, no, partial or unknown. Only `no` refuses; `partial` and `unknown` are legal with a warning that
-says so, since a missing entry in a vendor's table, or a model's family that is in none, proves nothing.
+Each engine's adapter judges by its own rules (`judge` of its `EngineAdapter`, in `plan.py` of its folder). Tables say
+yes, no, partial or unknown. Only `no` refuses; `partial` and `unknown` are legal with a warning that says so, since a
+missing entry in a vendor's table, or a model's family that is in none, proves nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any, Literal, NamedTuple
 
-from llm_pipeline.artifacts.checkpoint_files import MIXED
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.catalog.runtime_versions import release_numbers
-from llm_pipeline.catalog.tables import (
-    Column,
-    SupportCell,
-    find_family,
-    find_gpu,
-    find_reader_support,
-    find_support,
-    lists_format,
-)
 from llm_pipeline.config.quantization import (
-    NEEDS_CUDA,
     WEIGHT_FORMATS,
     KvCacheFormat,
     Precision,
@@ -41,18 +25,6 @@ from llm_pipeline.planning.memory import bits_per_weight, format_bits
 
 OFFERED: tuple[WeightFormat, ...] = (*WEIGHT_FORMATS, "none")
 """All formats; those of the same size in the order in which we would offer them."""
-
-CPU_FORMATS = tuple(name for name in OFFERED if name not in NEEDS_CUDA)
-"""Formats whose packed weights the CPU engine builder can put into its graph: all but those of FP4."""
-
-CPU_KV_FORMATS: tuple[KvCacheFormat, ...] = ("fp8", "none")
-"""KV cache formats whose rounding the CPU engine's graph can reproduce."""
-
-VLLM_FORMATS: tuple[WeightFormat, ...] = ("fp8", "fp8_per_channel_token", "fp8_block", "nvfp4", "none")
-VLLM_KV_FORMATS: tuple[KvCacheFormat, ...] = ("fp8", "none")
-"""What vLLM's reader of modelopt's checkpoints takes: `QUANT_ALGOS` and `KV_CACHE_QUANT_ALGOS` in its
-`model_executor/layers/quantization/modelopt.py`."""
-
 
 _KV_BITS: Mapping[KvCacheFormat, int] = {"fp8": 8, "nvfp4": 4, "none": 16}
 
@@ -71,65 +43,11 @@ class FormatRequest(NamedTuple):
     mixed: bool = False
 
 
-class Platform(NamedTuple):
-    """A GPU generation under one backend of TensorRT-LLM.
-
-    Attributes:
-        family: Family of the model, for NVIDIA's tables of models; None for what holds of any.
-    """
-
-    sm: str
-    column: Column
-    family: str | None = None
-
-    @property
-    def backend(self) -> str:
-        """The backend in words."""
-        return {
-            "engine_1_2": "TensorRT engines",
-            "pytorch_1_2": "TensorRT-LLM 1.x",
-            "pytorch_main": "TensorRT-LLM 1.3 and later",
-        }[self.column]
-
-
 class Support(NamedTuple):
     """Whether something runs on a platform, in words that say what and why."""
 
     value: Literal["yes", "no", "partial", "unknown"]
     text: str
-
-
-def weights_support(platform: Platform, weights: WeightFormat, dtype: Precision, *, mixed: bool = False) -> Support:
-    """Kernels and readers for one format; `none` is the baseline's own precision."""
-    facts = WEIGHT_FORMATS.get(weights)
-    row = facts.row if facts else "fp16" if dtype == "float16" else "bf16"
-    read = [_read(platform, weights, name) for name in (facts and facts.algorithm, MIXED if mixed else None)]
-    listed = Support("yes", "") if weights == "none" else _listed(platform, row, f"{weights} weights")
-    return reduce(worse, (*read, listed), _hardware(platform, row, weights))
-
-
-def worse(first: Support, second: Support) -> Support:
-    """Whichever of the two says less; the first of equals."""
-    order = ("yes", "partial", "unknown", "no")
-    return max(first, second, key=lambda support: order.index(support.value))
-
-
-def kv_support(platform: Platform, kv_cache: KvCacheFormat) -> Support:
-    """Whether a KV cache format runs."""
-    if kv_cache == "none":
-        return Support("yes", "")
-    row, what = f"kv_{kv_cache}", f"an {kv_cache} KV cache"
-    return worse(_hardware(platform, row, what), _listed(platform, row, what))
-
-
-def legal_weights(platform: Platform, dtype: Precision) -> tuple[WeightFormat, ...]:
-    """The formats that are known to run."""
-    return tuple(name for name in OFFERED if weights_support(platform, name, dtype).value == "yes")
-
-
-def legal_kv_caches(platform: Platform) -> tuple[KvCacheFormat, ...]:
-    """The KV cache formats that are known to run."""
-    return tuple(name for name in _KV_BITS if kv_support(platform, name).value == "yes")
 
 
 def nearest_weights(bits: float, legal: Collection[WeightFormat]) -> WeightFormat:
@@ -141,32 +59,6 @@ def nearest_kv_cache(wanted: KvCacheFormat, legal: Collection[KvCacheFormat]) ->
     """The legal KV cache format that is nearest in size."""
     order = list(_KV_BITS)
     return min(legal, key=lambda name: (abs(_KV_BITS[name] - _KV_BITS[wanted]), order.index(name)))
-
-
-def _read(platform: Platform, weights: WeightFormat, name: str | None) -> Support:
-    if name is None:
-        return Support("yes", "")
-    cell = find_reader_support(name, platform.column)
-    if cell.value == "no":
-        return Support("no", f"{weights} checkpoints are not read by {platform.backend} ({name} is {cell.why})")
-    return Support(cell.value, _in_tables(f"{weights} checkpoints ({name}) read by {platform.backend}", cell))
-
-
-def _hardware(platform: Platform, row: str, what: str) -> Support:
-    cell = find_support(platform.sm, row, platform.column)
-    if cell.value == "no":
-        return Support("no", f"{what} does not run on {platform.sm} with {platform.backend} ({cell.why})")
-    return Support(cell.value, _in_tables(f"{what} on {platform.sm} with {platform.backend}", cell))
-
-
-def _listed(platform: Platform, row: str, what: str) -> Support:
-    if platform.family is None or lists_format(platform.family, row, platform.column):
-        return Support("yes", "")
-    return Support("unknown", f"{what} of {platform.family} models are in no table of NVIDIA's for {platform.backend}")
-
-
-def _in_tables(what: str, cell: SupportCell) -> str:
-    return f"{what} is {cell.value} in our tables ({cell.why})"
 
 
 OTHER_ENGINE = "engine: tensorrt_llm_llmapi"
@@ -258,11 +150,6 @@ def judge_compatibility(
     return Legal(warnings=tuple(options.warnings(target, recipe)))
 
 
-def refused_on_cpu(target: Target) -> Refused:
-    """What an engine for GPUs says of a CPU target."""
-    return Refused(reason=f"engine {target.engine} does not run on a CPU", nearest="engine: openvino_cpu")
-
-
 def gpu_target_refusal(target: Target, runtime: str) -> Refused | None:
     """What is wrong with a GPU target whatever the engine and the recipe.
 
@@ -286,15 +173,6 @@ def gpu_target_refusal(target: Target, runtime: str) -> Refused | None:
     return None
 
 
-def platform_of(target: Target, model_id: str | None = None) -> Platform:
-    """The GPU generation and the backend of a target with TensorRT-LLM, and the model's family.
-
-    Raises:
-        ConfigError: The target's accelerator is not in the GPU catalog.
-    """
-    return Platform(find_gpu(target.accelerator).sm, _column(target), find_family(model_id) if model_id else None)
-
-
 def legal(supports: Collection[Support]) -> Legal:
     """The recipe is legal; what tables do not say yes to is a warning."""
     return Legal(warnings=tuple(support.text for support in supports if support.value != "yes"))
@@ -315,9 +193,3 @@ def changes(
         yield f"weights: {nearest_weights(bits_per_weight(recipe), legal)}"
     if asked.kv_cache not in kv_caches:
         yield f"kv_cache: {nearest_kv_cache(asked.kv_cache, kv_caches)}"
-
-
-def _column(target: Target) -> Column:
-    if engine_adapter(target.engine).compiles_export:
-        return "engine_1_2"
-    return "pytorch_1_2" if release_numbers(target.runtime_version or "") < (1, 3) else "pytorch_main"

@@ -13,7 +13,6 @@ import contextlib
 import io
 import random
 import shutil
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,7 +27,7 @@ from llm_pipeline.artifacts.checkpoint_files import copy_companions
 from llm_pipeline.artifacts.checkpoint_loading import empty_model, load_causal_model
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.base.progress import Progress
+from llm_pipeline.base.progress import PhaseClock, Progress
 from llm_pipeline.catalog.output_head import with_head_kept
 from llm_pipeline.config.quantization import QuantizationRecipe, Search
 from llm_pipeline.quantization.calibration import CalibrationSet, Tokens
@@ -88,7 +87,8 @@ class Quantizer:
         refuse_unsupported_tensorrt_llm_checkpoint(recipe)
         self._source, self._recipe = source, with_head_kept(recipe, empty_model(source))
         self._calibration, self._dtype, self._device = calibration, dtype, device
-        self.seconds: dict[str, float] = {}
+        self._clock = PhaseClock()
+        self.seconds = self._clock.seconds
         self.facts: dict[str, float | int | str | None] = {}
 
     def export(self, destination: Path) -> torch.Tensor:
@@ -106,7 +106,7 @@ class Quantizer:
             # The export gives layers that engines fuse one scale; done before, the model answers as the export will.
             requantize_resmooth_fused_llm_layers(model)
         logits = probe(model)
-        with self._timed("export"), out_of_memory_in("export"), torch.inference_mode(), _quiet():
+        with self._clock.phase("export"), out_of_memory_in("export"), torch.inference_mode(), _quiet():
             # modelopt misreads the dtype of a config that was saved before; it is always given here.
             export_hf_checkpoint(model, dtype=self._dtype, export_dir=partial, max_shard_size=_SHARD)
         copy_companions(self._source, partial)
@@ -121,21 +121,21 @@ class Quantizer:
             Unsupported: The model's architecture has none.
         """
         partial, model = _emptied(destination), self._quantized()
-        with self._timed("export_tensorrt_llm"), out_of_memory_in("export"), torch.inference_mode(), _quiet():
+        with self._clock.phase("export_tensorrt_llm"), out_of_memory_in("export"), torch.inference_mode(), _quiet():
             export_tensorrt_llm(model, self._dtype, partial, self._recipe.tensorrt_llm_ranks)
         partial.rename(destination)
 
     def _quantized(self) -> Any:
         """A freshly loaded model with calibrated quantizers."""
         release_cached()
-        with self._timed("load"), out_of_memory_in("loading"):
+        with self._clock.phase("load"), out_of_memory_in("loading"):
             options = placement_here(self._source, self._dtype, self._device)
             model = load_causal_model(self._source, dtype=self._dtype, **options)
         passes = None
         if self._calibration is not None and self._recipe.calibration is not None:
             passes = CalibrationPasses(self._calibration, self._recipe.calibration.batch_size)
         smaller = "set a smaller calibration.batch_size or maximum_tokens, use a larger GPU, or more GPUs"
-        with self._timed("quantize"), out_of_memory_in("calibration", smaller), _quiet():
+        with self._clock.phase("quantize"), out_of_memory_in("calibration", smaller), _quiet():
             if self._recipe.search is not None and passes is not None:
                 self._search(model, self._recipe.search, passes)
             else:
@@ -181,14 +181,6 @@ class Quantizer:
             only_cache = [{"quantizer_name": "*", "enable": False}, *cache["quant_cfg"]]
             with mtq.set_quantizer_by_cfg_context(model, only_cache):
                 mtq.calibrate(model, algorithm="max", forward_loop=passes)
-
-    @contextlib.contextmanager
-    def _timed(self, step: str) -> Iterator[None]:
-        began = time.monotonic()
-        yield
-        spent = round(time.monotonic() - began, 3)
-        self.seconds[step] = round(self.seconds.get(step, 0.0) + spent, 3)
-        log.info("step done", step=step, seconds=spent)
 
 
 class CalibrationPasses:

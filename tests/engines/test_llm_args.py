@@ -62,7 +62,7 @@ GOLDEN_TARGETS = {
 
 @pytest.mark.parametrize("name", GOLDEN_TARGETS)
 def test_a_target_renders_to_its_golden_file_which_its_version_accepts(name):
-    arguments = render_llm_args(GOLDEN_TARGETS[name], model="checkpoint", checkpoint=None)
+    arguments = render_llm_args(GOLDEN_TARGETS[name], checkpoint=None)
     if "UPDATE_GOLDEN" in os.environ:
         (GOLDEN / f"{name}.yaml").write_text(arguments.to_yaml())
     assert arguments.to_yaml() == (GOLDEN / f"{name}.yaml").read_text()
@@ -71,10 +71,10 @@ def test_a_target_renders_to_its_golden_file_which_its_version_accepts(name):
 
 def test_the_kv_cache_has_the_type_that_the_checkpoint_was_quantized_for(tmp_path):
     fp8 = write_checkpoint(tmp_path / "fp8", "FP8", "FP8")
-    assert render_llm_args(target(), model="checkpoint", checkpoint=fp8).kv_cache_type == "fp8"
+    assert render_llm_args(target(), checkpoint=fp8).kv_cache_type == "fp8"
     int8 = write_checkpoint(tmp_path / "int8", "FP8", "INT8")
     with pytest.raises(Unsupported, match=r"no KV cache of INT8.*kv_cache: fp8"):
-        render_llm_args(target(), model="checkpoint", checkpoint=int8)
+        render_llm_args(target(), checkpoint=int8)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_the_kv_cache_has_the_type_that_the_checkpoint_was_quantized_for(tmp_pat
 )
 def test_extra_arguments_never_override_what_the_target_says(extra, key):
     with pytest.raises(ConfigError, match=rf"{key} is rendered from the target already"):
-        render_llm_args(target(runtime={"engine_args": extra}), model="x", checkpoint=None)
+        render_llm_args(target(runtime={"engine_args": extra}), checkpoint=None)
 
 
 def test_versions_are_read_in_the_nearest_recorded_dialect_or_refused():
@@ -149,5 +149,5 @@ def test_what_the_recording_is_not_sure_of_is_a_warning(version, document, warni
 
 def test_a_plain_file_has_no_warnings():
     for version in (OLD, NEW):
-        document = render_llm_args(target(version), model="checkpoint", checkpoint=None).document
+        document = render_llm_args(target(version), checkpoint=None).document
         assert check_llm_args(document, version).warnings == ()

@@ -38,9 +38,10 @@ from llm_pipeline.artifacts.quantized_checkpoint import Checkpoint
 from llm_pipeline.artifacts.repository_layout import OPENVINO_FILES, TOKENIZER_FILE
 from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.progress import PhaseClock
 from llm_pipeline.catalog.tables import newest_transformers
 from llm_pipeline.config.target import EngineLimits, Target
-from llm_pipeline.engines.builder import LEAST_GOLDEN_MATCH, BuildInputs, PhaseClock, golden_match
+from llm_pipeline.engines.builder import LEAST_GOLDEN_MATCH, BuildInputs, golden_match
 from llm_pipeline.model_facts.reader import stated_context
 
 log = get_logger(__name__)

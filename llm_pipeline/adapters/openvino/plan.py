@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from llm_pipeline.catalog.runtime_versions import release_numbers
 from llm_pipeline.catalog.tables import find_gpu, newest_transformers, read_table
+from llm_pipeline.config.quantization import NEEDS_CUDA, KvCacheFormat
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.compatibility import (
-    CPU_FORMATS,
-    CPU_KV_FORMATS,
+    OFFERED,
     OTHER_CHECKPOINT,
     OTHER_ENGINE,
     FormatQuestion,
@@ -16,6 +16,12 @@ from llm_pipeline.planning.compatibility import (
     changes,
     nearest_kv_cache,
 )
+
+_FORMATS = tuple(name for name in OFFERED if name not in NEEDS_CUDA)
+"""Formats whose packed weights the CPU engine builder can put into its graph: all but those of FP4."""
+
+_KV_FORMATS: tuple[KvCacheFormat, ...] = ("fp8", "none")
+"""KV cache formats whose rounding the CPU engine's graph can reproduce."""
 
 _OF_SEVERAL_PARTS = "ForConditionalGeneration"
 """End of the names of classes that read images or sounds beside text."""
@@ -40,11 +46,11 @@ def judge(question: FormatQuestion) -> Legal | Refused:
         reason = "the CPU engine's graph holds experts at the baseline's precision only"
         return Refused(reason=reason, nearest=f"exclude: [{excluded}], or a target with engine: vllm")
     asked = question.asked
-    kv_cache = nearest_kv_cache(asked.kv_cache, CPU_KV_FORMATS)
-    unserved = [name for name in asked.weights if name not in CPU_FORMATS]
+    kv_cache = nearest_kv_cache(asked.kv_cache, _KV_FORMATS)
+    unserved = [name for name in asked.weights if name not in _FORMATS]
     if unserved:
         cuda = "; modelopt needs CUDA to quantize it, too" if recipe.needs_cuda else ""
-        advice = changes(recipe, asked, unserved, CPU_FORMATS, CPU_KV_FORMATS)
+        advice = changes(recipe, asked, unserved, _FORMATS, _KV_FORMATS)
         reason = f"the CPU engine cannot serve {', '.join(unserved)}{cuda}"
         return Refused(reason=reason, nearest=", ".join(advice))
     if asked.kv_cache != kv_cache:

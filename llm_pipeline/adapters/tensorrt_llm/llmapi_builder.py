@@ -34,9 +34,6 @@ from llm_pipeline.model_facts.reader import stated_context
 
 log = get_logger(__name__)
 
-MODEL = "checkpoint"
-"""The checkpoint's place in `llm_args.yaml`, relative to the file in a model repository."""
-
 
 class TensorRtLlmLlmApiBuilder:
     """The `tensorrt_llm_llmapi` engine builder."""
@@ -52,7 +49,7 @@ class TensorRtLlmLlmApiBuilder:
         quantization = read_quantization(inputs.checkpoint)
         context = stated_context(read_json(inputs.checkpoint / "config.json"))
         dtype = inputs.dtype if quantization.algorithm is None else None
-        arguments = render_llm_args(target, model=MODEL, checkpoint=inputs.checkpoint, dtype=dtype)
+        arguments = render_llm_args(target, checkpoint=inputs.checkpoint, dtype=dtype)
         check = check_llm_args(arguments.document, arguments.version)
         check.require(where)
         for warning in check.warnings:

@@ -22,8 +22,8 @@ from llm_pipeline.base.entry import entry_point
 from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.base.json_document import load_record
 from llm_pipeline.base.logging import get_logger, write_readable_lines
+from llm_pipeline.base.progress import PhaseClock
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.engines.builder import PhaseClock
 
 log = get_logger(__name__)
 

@@ -1,11 +1,17 @@
-"""What `plan` says of TensorRT-LLM's engines, by NVIDIA's tables and the checks of their builders. Pure."""
+"""What `plan` says of TensorRT-LLM's engines, by NVIDIA's tables and the checks of their builders. Pure.
+
+A format needs two things: kernels on that generation (the support matrix), and a reader that knows the name under
+which modelopt exports it. The worse of the two counts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from functools import reduce
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from llm_pipeline.adapters.tensorrt_llm.trtllm_build import PROGRAM, command_problems
+from llm_pipeline.artifacts.checkpoint_files import MIXED
 from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.catalog.runtime_versions import (
     Problem,
@@ -17,34 +23,32 @@ from llm_pipeline.catalog.runtime_versions import (
     version_warning,
 )
 from llm_pipeline.catalog.tables import (
+    Column,
+    SupportCell,
     containers,
+    find_family,
+    find_gpu,
+    find_reader_support,
     find_ready_format,
     find_support,
-    first_reader_version,
+    lists_format,
     read_table,
 )
-from llm_pipeline.config.quantization import QuantizationRecipe
+from llm_pipeline.config.quantization import WEIGHT_FORMATS, KvCacheFormat, Precision, QuantizationRecipe, WeightFormat
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.llm_args.rendering import render_llm_args
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.compatibility import (
+    OFFERED,
     OTHER_CHECKPOINT,
     OTHER_ENGINE,
     FormatQuestion,
     Legal,
-    Platform,
     Refused,
     Support,
     changes,
     gpu_target_refusal,
-    kv_support,
     legal,
-    legal_kv_caches,
-    legal_weights,
-    platform_of,
-    refused_on_cpu,
-    weights_support,
-    worse,
 )
 from llm_pipeline.quantization.tensorrt_llm_checkpoint import refuse_unsupported_tensorrt_llm_checkpoint
 from llm_pipeline.serving.launch_plan import nodes_of, require_launchable
@@ -85,8 +89,103 @@ def llm_args_warnings(target: Target) -> tuple[str, ...]:
 def _check(target: Target) -> LlmArgsCheck:
     from llm_pipeline.engines.llm_args.checking import check_llm_args  # jsonschema takes a tenth of a second
 
-    arguments = render_llm_args(target, model="checkpoint", checkpoint=None)
+    arguments = render_llm_args(target, checkpoint=None)
     return check_llm_args(arguments.document, arguments.version)
+
+
+class Platform(NamedTuple):
+    """A GPU generation under one backend of TensorRT-LLM.
+
+    Attributes:
+        family: Family of the model, for NVIDIA's tables of models; None for what holds of any.
+    """
+
+    sm: str
+    column: Column
+    family: str | None = None
+
+    @property
+    def backend(self) -> str:
+        """The backend in words."""
+        return {
+            "engine_1_2": "TensorRT engines",
+            "pytorch_1_2": "TensorRT-LLM 1.x",
+            "pytorch_main": "TensorRT-LLM 1.3 and later",
+        }[self.column]
+
+
+def platform_of(target: Target, model_id: str | None = None) -> Platform:
+    """The GPU generation and the backend of a target with TensorRT-LLM, and the model's family.
+
+    Raises:
+        ConfigError: The target's accelerator is not in the GPU catalog.
+    """
+    return Platform(find_gpu(target.accelerator).sm, _column(target), find_family(model_id) if model_id else None)
+
+
+def _column(target: Target) -> Column:
+    if target.engine == "tensorrt_llm_engine":
+        return "engine_1_2"
+    return "pytorch_1_2" if release_numbers(target.runtime_version or "") < (1, 3) else "pytorch_main"
+
+
+def weights_support(platform: Platform, weights: WeightFormat, dtype: Precision, *, mixed: bool = False) -> Support:
+    """Kernels and readers for one format; `none` is the baseline's own precision."""
+    facts = WEIGHT_FORMATS.get(weights)
+    row = facts.row if facts else "fp16" if dtype == "float16" else "bf16"
+    read = [_read(platform, weights, name) for name in (facts and facts.algorithm, MIXED if mixed else None)]
+    listed = Support("yes", "") if weights == "none" else _listed(platform, row, f"{weights} weights")
+    return reduce(worse, (*read, listed), _hardware(platform, row, weights))
+
+
+def worse(first: Support, second: Support) -> Support:
+    """Whichever of the two says less; the first of equals."""
+    order = ("yes", "partial", "unknown", "no")
+    return max(first, second, key=lambda support: order.index(support.value))
+
+
+def kv_support(platform: Platform, kv_cache: KvCacheFormat) -> Support:
+    """Whether a KV cache format runs."""
+    if kv_cache == "none":
+        return Support("yes", "")
+    row, what = f"kv_{kv_cache}", f"an {kv_cache} KV cache"
+    return worse(_hardware(platform, row, what), _listed(platform, row, what))
+
+
+def legal_weights(platform: Platform, dtype: Precision) -> tuple[WeightFormat, ...]:
+    """The formats that are known to run."""
+    return tuple(name for name in OFFERED if weights_support(platform, name, dtype).value == "yes")
+
+
+def legal_kv_caches(platform: Platform) -> tuple[KvCacheFormat, ...]:
+    """The KV cache formats that are known to run."""
+    return tuple(name for name in get_args(KvCacheFormat) if kv_support(platform, name).value == "yes")
+
+
+def _read(platform: Platform, weights: WeightFormat, name: str | None) -> Support:
+    if name is None:
+        return Support("yes", "")
+    cell = find_reader_support(name, platform.column)
+    if cell.value == "no":
+        return Support("no", f"{weights} checkpoints are not read by {platform.backend} ({name} is {cell.why})")
+    return Support(cell.value, _in_tables(f"{weights} checkpoints ({name}) read by {platform.backend}", cell))
+
+
+def _hardware(platform: Platform, row: str, what: str) -> Support:
+    cell = find_support(platform.sm, row, platform.column)
+    if cell.value == "no":
+        return Support("no", f"{what} does not run on {platform.sm} with {platform.backend} ({cell.why})")
+    return Support(cell.value, _in_tables(f"{what} on {platform.sm} with {platform.backend}", cell))
+
+
+def _listed(platform: Platform, row: str, what: str) -> Support:
+    if platform.family is None or lists_format(platform.family, row, platform.column):
+        return Support("yes", "")
+    return Support("unknown", f"{what} of {platform.family} models are in no table of NVIDIA's for {platform.backend}")
+
+
+def _in_tables(what: str, cell: SupportCell) -> str:
+    return f"{what} is {cell.value} in our tables ({cell.why})"
 
 
 _NO_EXPORT = "engines are built from TensorRT-LLM checkpoints, which the recipe does not export"
@@ -106,7 +205,7 @@ def judge(question: FormatQuestion) -> Legal | Refused:
     """Whether TensorRT-LLM builds and serves a recipe on a target."""
     target = question.target
     if target.accelerator == "cpu":
-        return refused_on_cpu(target)
+        return Refused(reason=f"engine {target.engine} does not run on a CPU", nearest="engine: openvino_cpu")
     platform = platform_of(target, question.model_id)
     newest = containers()[0]
     if refused := gpu_target_refusal(target, f"runtime_version: {newest.tensorrt_llm}, container: {newest.image}"):
@@ -183,7 +282,7 @@ def _judge_formats(question: FormatQuestion, platform: Platform) -> Legal | Refu
 
 def _runtime_supports(target: Target, recipe: QuantizationRecipe) -> Iterator[Support]:
     """What is not known of the target's version and container."""
-    version, first = target.runtime_version or "", first_reader_version()
+    version, first = target.runtime_version or "", str(read_table("checkpoint_reader")["first_version"])
     for warning in (version_warning(version), container_warning(target.container or "", version)):
         if warning:
             yield Support("unknown", warning)

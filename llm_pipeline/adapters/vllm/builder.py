@@ -28,8 +28,9 @@ from llm_pipeline.artifacts.repository_layout import CHECKPOINT_DIRECTORY
 from llm_pipeline.base.confinement import confined
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.progress import PhaseClock
 from llm_pipeline.config.target import Target
-from llm_pipeline.engines.builder import BuildInputs, PhaseClock, golden_match
+from llm_pipeline.engines.builder import BuildInputs, golden_match
 from llm_pipeline.model_facts.reader import context_length
 from llm_pipeline.model_facts.words import ConfigWords
 from llm_pipeline.serving.models.vllm_batcher import COMPILED_DIRECTORY, Batcher, Output, Settings

@@ -6,11 +6,9 @@ from collections.abc import Iterator
 
 from llm_pipeline.catalog.runtime_versions import release_numbers
 from llm_pipeline.catalog.tables import find_gpu, find_ready_format, read_table
-from llm_pipeline.config.quantization import WeightFormat
+from llm_pipeline.config.quantization import KvCacheFormat, WeightFormat
 from llm_pipeline.planning.compatibility import (
     OTHER_CHECKPOINT,
-    VLLM_FORMATS,
-    VLLM_KV_FORMATS,
     FormatQuestion,
     Legal,
     Refused,
@@ -24,6 +22,11 @@ from llm_pipeline.planning.host import cpu_flags
 _OLDEST, _NEWEST = (0, 20), (0, 33)
 """The engine's asynchronous interface is not stable: from the oldest that it was run with, to before the first that it
 was not."""
+
+_FORMATS: tuple[WeightFormat, ...] = ("fp8", "fp8_per_channel_token", "fp8_block", "nvfp4", "none")
+_KV_FORMATS: tuple[KvCacheFormat, ...] = ("fp8", "none")
+"""What vLLM's reader of modelopt's checkpoints takes: `QUANT_ALGOS` and `KV_CACHE_QUANT_ALGOS` in its
+`model_executor/layers/quantization/modelopt.py`."""
 
 _RUNTIME = "the version of vLLM, and an image that has it beside Triton, such as tritonserver's -vllm-python"
 _SM_WITH_FP8, _SM_WITH_FP4 = 89, 100
@@ -61,12 +64,12 @@ def judge(question: FormatQuestion) -> Legal | Refused:
     if question.foreign_format:
         return _judge_foreign(question.foreign_format, sm)
     asked = question.asked
-    unread = [name for name in asked.weights if name not in VLLM_FORMATS]
-    if unread or asked.kv_cache not in VLLM_KV_FORMATS:
-        what = [*unread, *([f"kv_cache {asked.kv_cache}"] if asked.kv_cache not in VLLM_KV_FORMATS else ())]
+    unread = [name for name in asked.weights if name not in _FORMATS]
+    if unread or asked.kv_cache not in _KV_FORMATS:
+        what = [*unread, *([f"kv_cache {asked.kv_cache}"] if asked.kv_cache not in _KV_FORMATS else ())]
         return Refused(
             reason=f"vLLM does not read modelopt's {', '.join(what)}",
-            nearest=", ".join(changes(recipe, asked, unread, VLLM_FORMATS, VLLM_KV_FORMATS)),
+            nearest=", ".join(changes(recipe, asked, unread, _FORMATS, _KV_FORMATS)),
         )
     return legal([support for name in asked.weights for support in _kernels(sm, name)])
 

@@ -1,6 +1,6 @@
 """The LLM-args file of TensorRT-LLM's LLM API: rendered for a target, and checked against recorded schemas.
 
-    arguments = render_llm_args(target, model="checkpoint", checkpoint=directory)
+    arguments = render_llm_args(target, checkpoint=directory)
     check_llm_args(arguments.document, target.runtime_version).require("llm_args.yaml")
 
 The same keys are legal in `trtllm-serve --config`. They

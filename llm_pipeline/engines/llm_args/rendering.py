@@ -12,6 +12,7 @@ import yaml
 from pydantic import JsonValue
 
 from llm_pipeline.artifacts.checkpoint_files import read_quantization
+from llm_pipeline.artifacts.repository_layout import CHECKPOINT_DIRECTORY
 from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.quantization import Precision
@@ -47,12 +48,11 @@ class LlmArgs(Frozen):
         return text
 
 
-def render_llm_args(target: Target, *, model: str, checkpoint: Path | None, dtype: Precision | None = None) -> LlmArgs:
+def render_llm_args(target: Target, *, checkpoint: Path | None, dtype: Precision | None = None) -> LlmArgs:
     """Render a target's LLM args in the dialect of its runtime version.
 
     Args:
         target: With a `runtime_version`.
-        model: What the runtime loads: a directory, relative to where the file is read.
         checkpoint: The same checkpoint here, for the type of its KV cache; None where there is none yet.
         dtype: Precision to load it in; None for its own.
 
@@ -76,7 +76,7 @@ def render_llm_args(target: Target, *, model: str, checkpoint: Path | None, dtyp
     if limits.kv_cache_blocks:
         kv_cache["max_tokens"] = limits.kv_cache_blocks * TOKENS_PER_BLOCK
     document: Document = {
-        "model": model,
+        "model": CHECKPOINT_DIRECTORY,  # beside the file, in a model repository
         "trust_remote_code": False,
         **({} if dtype is None else {"dtype": dtype}),
         "tensor_parallel_size": parallelism.tensor,
