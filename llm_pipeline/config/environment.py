@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, SerializeAsAny
 
 from llm_pipeline.config.installed import AdapterModel, OfKind
-from llm_pipeline.config.model import (
-    ConfigModel,
-    Name,
-    PathText,
-    VariableName,
-    Word,
-)
+from llm_pipeline.config.model import ConfigModel, Name, PathText, VariableName, Word
 
 VariableNames = Annotated[tuple[VariableName, ...], Field(max_length=256)]
 

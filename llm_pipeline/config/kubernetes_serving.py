@@ -7,15 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from llm_pipeline.config.environment import ClaimMount, Claims, Toleration, Tolerations
-from llm_pipeline.config.model import (
-    ConfigModel,
-    Instances,
-    Labels,
-    Name,
-    Names,
-    PositiveGib,
-    Word,
-)
+from llm_pipeline.config.model import ConfigModel, Instances, Labels, Name, Names, PositiveGib, Word
 from llm_pipeline.config.server_place import ServerPorts
 from llm_pipeline.config.store import Store, store_settings
 

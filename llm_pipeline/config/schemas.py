@@ -12,11 +12,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 Schema = Mapping[str, Any]
 
-_PLAIN_TEXT: Mapping[str, str] = {
-    "BucketStore": "uri",
-    "DirectoryStore": "uri",
-    "Interpreter": "python",
-}
+_PLAIN_TEXT: Mapping[str, str] = {"BucketStore": "uri", "DirectoryStore": "uri", "Interpreter": "python"}
 """Models that a file may have as a plain text, and the field that it stands for."""
 
 _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n        .*)*)", re.MULTILINE)

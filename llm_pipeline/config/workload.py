@@ -6,15 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from llm_pipeline.config.model import (
-    ConfigModel,
-    Fraction,
-    PathText,
-    PositiveSeconds,
-    Rate,
-    Seed,
-    Tokens,
-)
+from llm_pipeline.config.model import ConfigModel, Fraction, PathText, PositiveSeconds, Rate, Seed, Tokens
 
 
 class LognormalLengths(ConfigModel):

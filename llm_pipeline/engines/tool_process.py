@@ -32,11 +32,7 @@ _MARK = "LLM_PIPELINE_TOOL"
 
 
 def run_tool(
-    command: Sequence[str],
-    *,
-    time_limit_seconds: float,
-    name: str = "",
-    variables: Mapping[str, str] | None = None,
+    command: Sequence[str], *, time_limit_seconds: float, name: str = "", variables: Mapping[str, str] | None = None
 ) -> float:
     """Run a tool to its end, logging each line that it writes; what it started ends with it. Returns its seconds.
 

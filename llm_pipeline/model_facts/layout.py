@@ -205,10 +205,7 @@ def _stated(words: ConfigWords, layers: int, kv_bytes: int) -> CacheGroup:
     """The release config's own figures, spread evenly over the layers."""
     state = words.sizes.get("state_bytes_per_sequence", 0)
     return CacheGroup(
-        layers=tuple(range(layers)),
-        heads=1,
-        elements=-(-kv_bytes // (2 * layers)),
-        state_bytes=-(-state // layers),
+        layers=tuple(range(layers)), heads=1, elements=-(-kv_bytes // (2 * layers)), state_bytes=-(-state // layers)
     )
 
 

@@ -12,13 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.config.quantization import (
-    WEIGHT_FORMATS,
-    KvCacheFormat,
-    Precision,
-    QuantizationRecipe,
-    WeightFormat,
-)
+from llm_pipeline.config.quantization import WEIGHT_FORMATS, KvCacheFormat, Precision, QuantizationRecipe, WeightFormat
 from llm_pipeline.config.target import EngineModel, Target
 from llm_pipeline.engines.builder import engine_adapter
 from llm_pipeline.planning.memory import bits_per_weight, format_bits
@@ -129,11 +123,7 @@ class FormatQuestion:
 
 
 def judge_compatibility(
-    target: Target,
-    recipe: QuantizationRecipe,
-    dtype: Precision,
-    model_id: str | None = None,
-    **seen: Any,
+    target: Target, recipe: QuantizationRecipe, dtype: Precision, model_id: str | None = None, **seen: Any
 ) -> Legal | Refused:
     """Whether a recipe is legal on a target; see `FormatQuestion` for the arguments.
 

@@ -35,14 +35,7 @@ from llm_pipeline.loadtest.duration import session_seconds
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.memory import PLAIN, climbing_order, weight_bytes
 from llm_pipeline.planning.sources import History, Step
-from llm_pipeline.planning.speed import (
-    REACHED,
-    RooflineEngine,
-    Tokens,
-    answering_seconds,
-    engine_of,
-    prompt_seconds,
-)
+from llm_pipeline.planning.speed import REACHED, RooflineEngine, Tokens, answering_seconds, engine_of, prompt_seconds
 from llm_pipeline.planning.task_pool import TaskItems
 from llm_pipeline.release.candidate import candidates, target_of
 from llm_pipeline.release.flow import steps_of
@@ -194,10 +187,7 @@ _AWQ_PASSES = 55
 
 
 def predicted_seconds(
-    loaded: LoadedRelease,
-    facts: ModelFacts | None,
-    tasks: tuple[TaskItems, ...],
-    ladders: dict[str, tuple[str, ...]],
+    loaded: LoadedRelease, facts: ModelFacts | None, tasks: tuple[TaskItems, ...], ladders: dict[str, tuple[str, ...]]
 ) -> dict[Step, float]:
     """Predicted seconds by step, without the steps that cannot be predicted.
 

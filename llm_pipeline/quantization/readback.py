@@ -25,12 +25,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging as transformers_logging
 
 from llm_pipeline.artifacts.checkpoint_files import read_quantization
-from llm_pipeline.artifacts.checkpoint_loading import (
-    greedy_generation,
-    load_causal_model,
-    load_config,
-    load_confined,
-)
+from llm_pipeline.artifacts.checkpoint_loading import greedy_generation, load_causal_model, load_config, load_confined
 from llm_pipeline.artifacts.quantized_checkpoint import Checkpoint
 from llm_pipeline.artifacts.tensor_formats import (
     FP4_MAXIMUM,

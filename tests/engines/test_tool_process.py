@@ -53,10 +53,7 @@ def test_a_failure_is_told_with_its_name_and_last_lines():
 def test_what_it_started_ends_with_it_also_when_it_ends_by_itself(code: int, caplog: pytest.LogCaptureFixture):
     caplog.set_level("INFO")
     try:
-        run_tool(
-            ["sh", "-c", f"setsid sleep 600 >/dev/null 2>&1 & echo $!; exit {code}"],
-            time_limit_seconds=60,
-        )
+        run_tool(["sh", "-c", f"setsid sleep 600 >/dev/null 2>&1 & echo $!; exit {code}"], time_limit_seconds=60)
     except BuildFailed:
         assert code
     rank = int(caplog.records[0].getMessage())

@@ -52,7 +52,7 @@ def test_the_command_of_a_target_with_options():
                 "lora_plugin": "auto",
                 "lora_target_modules": "attn_q, attn_v",
                 "max_lora_rank": 16,
-            },
+            }
         },
     )
     assert command(options).endswith(

@@ -339,13 +339,7 @@ MODELS = {
     "Phi-3": ("Phi-3-mini-4k",),
 }
 TARGETS = ("h200_vllm", "h200", "b200", "cpu")
-FORMATS = {
-    "FP8": "fp8",
-    "INT8": "int8_smoothquant",
-    "INT4 AWQ": "int4_awq",
-    "W4A8 AWQ": "w4a8_awq",
-    "NVFP4": "nvfp4",
-}
+FORMATS = {"FP8": "fp8", "INT8": "int8_smoothquant", "INT4 AWQ": "int4_awq", "W4A8 AWQ": "w4a8_awq", "NVFP4": "nvfp4"}
 _ROW = re.compile(r"^\| ([^|]+) \|([^|]*)\|([^|]*)\|([^|]*)\|([^|]*)\|$", re.MULTILINE)
 
 

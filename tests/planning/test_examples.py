@@ -16,12 +16,7 @@ from llm_pipeline.engines.llm_args.rendering import render_llm_args
 from llm_pipeline.planning.model import Plan
 from llm_pipeline.planning.plan import plan_release
 from llm_pipeline.release.loading import load_release
-from llm_pipeline.serving.kubernetes_manifests import (
-    ServedRelease,
-    ServingManifestOptions,
-    render_manifests,
-    to_yaml,
-)
+from llm_pipeline.serving.kubernetes_manifests import ServedRelease, ServingManifestOptions, render_manifests, to_yaml
 
 RELEASES = Path(__file__).parents[2] / "configs" / "releases"
 TARGETS = {

@@ -19,11 +19,7 @@ from llm_pipeline.model_facts.layout import caches
 from llm_pipeline.model_facts.reader import ModelDocuments, read_facts, stated_context, with_defaults
 from llm_pipeline.model_facts.words import ConfigWords
 from llm_pipeline.planning import host
-from llm_pipeline.planning.memory import (
-    rank_kv_bytes_per_token,
-    rank_weight_bytes,
-    weight_bytes,
-)
+from llm_pipeline.planning.memory import rank_kv_bytes_per_token, rank_weight_bytes, weight_bytes
 from llm_pipeline.planning.release_checks import unread_format
 from llm_pipeline.planning.sources import require_loader
 from llm_pipeline.planning.target_plan import judge_memory

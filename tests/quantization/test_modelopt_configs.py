@@ -10,12 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.quantization.calibration import read_calibration
-from llm_pipeline.quantization.modelopt_configs import (
-    disabled_layers,
-    kv_cache_config,
-    modelopt_config,
-    search_formats,
-)
+from llm_pipeline.quantization.modelopt_configs import disabled_layers, kv_cache_config, modelopt_config, search_formats
 from llm_pipeline.quantization.modelopt_quantizer import Quantizer
 
 CALIBRATION = {"sources": ["c.jsonl"], "samples": 1, "maximum_tokens": 8}

@@ -141,8 +141,7 @@ def test_an_export_that_its_check_refuses_is_not_published(release, quantize, mo
 
 
 @pytest.mark.parametrize(
-    ("weights", "algorithm", "ranks"),
-    [("int8_smoothquant", "W8A8_SQ_PER_CHANNEL", 2), ("fp8", "FP8", 1)],
+    ("weights", "algorithm", "ranks"), [("int8_smoothquant", "W8A8_SQ_PER_CHANNEL", 2), ("fp8", "FP8", 1)]
 )
 def test_a_tensorrt_llm_checkpoint_is_exported_beside_the_other(release, quantize, weights, algorithm, ranks):
     result = quantize(make_recipe(weights, tensorrt_llm_checkpoint=True, tensorrt_llm_ranks={"tensor": ranks}))

@@ -6,12 +6,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llm_pipeline.artifacts.repository_layout import (
-    ALL_FEATURES,
-    ENGINE_DIRECTORY,
-    OPENVINO_FILES,
-    TOKENIZER_FILE,
-)
+from llm_pipeline.artifacts.repository_layout import ALL_FEATURES, ENGINE_DIRECTORY, OPENVINO_FILES, TOKENIZER_FILE
 from llm_pipeline.base.adapters import OnCall
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.target import EngineModel

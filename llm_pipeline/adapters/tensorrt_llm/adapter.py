@@ -36,9 +36,7 @@ COMPILED = EngineAdapter(
     write_repository=write_engine_set,
     runtime=_DISTRIBUTION,
     words="a compiled engine",
-    reads={
-        "runtime": frozenset({"kv_cache.*", "chunked_context", "scheduler"}),
-    },
+    reads={"runtime": frozenset({"kv_cache.*", "chunked_context", "scheduler"})},
     ranks="servers",
     models=("ensemble", MODEL_NAME, "postprocessing", "preprocessing", ENGINE_MODEL, "tensorrt_llm_bls"),
     compiles_export=True,

@@ -75,10 +75,7 @@ class TensorRtLlmLlmApiBuilder:
             device=host.gpus[0].name,
             versions=report.versions,
             seconds=report.seconds,
-            details={
-                "golden_match_fraction": matched,
-                "golden_prompts": len(report.completions),
-            },
+            details={"golden_match_fraction": matched, "golden_prompts": len(report.completions)},
         )
         rules = read_model_rules(inputs.checkpoint)
         EngineDescription(facts=facts, target=target, rules=rules, host=host, checkpoint=inputs.checkpoint_ref).write(

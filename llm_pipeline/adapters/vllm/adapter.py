@@ -22,12 +22,7 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.catalog.runtime_versions import release_numbers
 from llm_pipeline.config.target import EngineModel
 from llm_pipeline.engines.builder import EngineAdapter, OwnServer, own_server_of
-from llm_pipeline.serving.model_repository import (
-    PackagedEngine,
-    copy_code,
-    sampling_defaults,
-    write_served_model,
-)
+from llm_pipeline.serving.model_repository import PackagedEngine, copy_code, sampling_defaults, write_served_model
 from llm_pipeline.serving.models.vllm_batcher import Settings
 from llm_pipeline.serving.ports import LOOPBACK
 
