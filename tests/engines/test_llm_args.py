@@ -80,7 +80,6 @@ def test_the_kv_cache_has_the_type_that_the_checkpoint_was_quantized_for(tmp_pat
 @pytest.mark.parametrize(
     ("extra", "key"),
     [
-        ({"max_batch_size": 8}, "max_batch_size"),
         ({"kv_cache_config": {"dtype": "fp8"}}, "kv_cache_config.dtype"),
         ({"trust_remote_code": True}, "trust_remote_code"),
     ],

@@ -156,13 +156,6 @@ def test_an_fp8_kv_cache_of_engines_is_judged_with_the_weights():
     assert judge(gpu_target(H200, **ENGINE), "fp8", tensorrt_llm_checkpoint=True) == Legal()
 
 
-@pytest.mark.parametrize("version", ["1.3.0rc15", "0.21.0"])
-def test_a_version_whose_llm_args_are_not_recorded_is_refused_with_those_whose_are(version: str):
-    judged = refusal(gpu_target(runtime_version=version, container=OWN))
-    assert judged.reason == f"the LLM args of TensorRT-LLM {version} are not recorded"
-    assert judged.nearest == "runtime_version: 1.2.1, or 1.3.0rc22 or later"
-
-
 @pytest.mark.parametrize(
     ("weights", "legal_on", "refused_on"),
     [

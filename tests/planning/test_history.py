@@ -170,25 +170,6 @@ def test_a_new_config_of_the_same_model_reuses_its_download_and_baseline(release
     assert releases.ran[0] == "quantize fp8"
 
 
-def test_a_load_test_that_decided_nothing_is_measured_again(releases: Releases):
-    flow = ReleaseProgress(releases.store, read_release_record(releases.store, releases.release_id))
-    request = flow.request("load_test", "cpu").model_copy(update={"store": releases.store.uri})
-    reused = []
-    for verdict in (Verdict.INCONCLUSIVE, Verdict.GO, Verdict.GO):
-        releases.verdicts["cpu"] = verdict
-        result = execute.execute(request)
-        assert isinstance(result, StageResult)
-        reused.append(result.reused)
-    assert reused == [False, False, True]
-
-
-def test_an_artifact_that_was_removed_is_made_again(releases: Releases):
-    flow = ReleaseProgress(releases.store, read_release_record(releases.store, releases.release_id))
-    releases.store.remove(flow.artifact("build", "cpu", "engine"))
-    releases.release()
-    assert releases.ran[0] == "build cpu"
-
-
 def test_what_was_measured_counts_and_not_the_time_of_a_reuse(releases: Releases, edit):
     edit("targets/cpu.yaml", "maximum_sequences: 32", "maximum_sequences: 31")
     releases.release()

@@ -9,7 +9,7 @@ import pytest
 from judging import gpu_target, judge, refusal
 from published import config_of
 
-from llm_pipeline.adapters.tensorrt_llm.plan import target_problem
+from llm_pipeline.adapters.tensorrt_llm.plan import target_refusal
 from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.config.target import Target
 from llm_pipeline.model_facts.facts import ModelFacts
@@ -92,7 +92,7 @@ def test_options_that_an_engine_does_not_read_are_one_line():
 
 def test_doubtful_llm_args_are_told():
     target = gpu_target(runtime_version="1.1.0")
-    assert target_problem(target) is None
+    assert target_refusal(target) is None
     assert any("1.1.0 may lack some of them" in line for line in target_warnings(target))
 
 

@@ -45,13 +45,6 @@ def test_a_mixed_checkpoint_names_a_scheme_for_each_layer(mixed):
         metadata.algorithm_of("lm_head")
 
 
-def test_a_dequantized_checkpoint_is_an_ordinary_one(exported, tmp_path):
-    layers = write_dequantized(exported("fp8", kv_cache="fp8")[0], tmp_path / "plain")
-    assert len(layers) == 14
-    assert "quantization_config" not in json.loads((tmp_path / "plain/config.json").read_text())
-    assert (tmp_path / "plain/tokenizer.json").exists()
-
-
 def test_a_plain_checkpoint_passes_through(llama, tmp_path):
     assert write_dequantized(llama, tmp_path / "plain") == ()
     assert torch.equal(logits(llama), logits(tmp_path / "plain"))

@@ -65,17 +65,6 @@ def test_a_format_quantizes_every_linear_layer_and_nothing_else(weights, bits, i
     assert not any("bmm" in name for name in enabled)
 
 
-def test_w4a8_rounds_weights_twice_and_activations_to_fp8():
-    enabled = quantizers(modelopt_config(asked("w4a8_awq")))
-    assert layers_of(enabled, "input") == EVERY_LAYER
-    weight_entry = next(
-        entry
-        for entry in modelopt_config(asked("w4a8_awq"))["quant_cfg"]
-        if entry["quantizer_name"] == "*weight_quantizer"
-    )
-    assert [step["num_bits"] for step in weight_entry["cfg"]] == [4, (4, 3)]
-
-
 @pytest.mark.parametrize(("kv_cache", "bits"), [("fp8", (4, 3)), ("nvfp4", (2, 1))])
 @pytest.mark.parametrize("weights", ["fp8", "int4_blockwise"])
 def test_a_kv_cache_format_changes_no_weight(weights, kv_cache, bits):
@@ -85,11 +74,6 @@ def test_a_kv_cache_format_changes_no_weight(weights, kv_cache, bits):
     added = {name: both[name] for name in both.keys() - alone.keys()}
     assert {name: both[name] for name in alone} == alone
     assert added == {f"model.layers.{layer}.self_attn.{kv}_bmm_quantizer": bits for layer in (0, 1) for kv in "kv"}
-
-
-def test_trap_a_is_still_there():
-    only_cache = quantizers(kv_cache_config(asked("fp8", kv_cache="fp8")))
-    assert {only_cache[name] for name in only_cache if "weight" in name} == {8}
 
 
 def test_excluded_layers_are_the_recipes_and_modelopts_own():

@@ -11,17 +11,10 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from llm_pipeline.adapters.tensorrt_llm.trtllm_build import PROGRAM, command_problems
+from llm_pipeline.adapters.tensorrt_llm.versions import version_refusal, version_warnings
 from llm_pipeline.artifacts.checkpoint_files import MIXED
 from llm_pipeline.base.errors import ConfigError, Unsupported
-from llm_pipeline.catalog.runtime_versions import (
-    Problem,
-    container_problem,
-    container_warning,
-    engine_problem,
-    release_numbers,
-    version_problem,
-    version_warning,
-)
+from llm_pipeline.catalog.runtime_versions import release_numbers
 from llm_pipeline.catalog.tables import (
     Column,
     SupportCell,
@@ -57,7 +50,7 @@ if TYPE_CHECKING:
     from llm_pipeline.engines.llm_args.checking import LlmArgsCheck
 
 
-def target_problem(target: Target) -> Problem | None:
+def target_refusal(target: Target) -> Refused | None:
     """Why no engine can be built for a target with TensorRT-LLM, or served there, whatever the recipe.
 
     Raises:
@@ -65,19 +58,22 @@ def target_problem(target: Target) -> Problem | None:
     """
     if target.engine == "tensorrt_llm_engine":
         if (target.parallelism.expert or 1) > 1:
-            return Problem("engines do not spread experts", "no parallelism.expert, or engine: tensorrt_llm_llmapi")
+            nearest = "no parallelism.expert, or engine: tensorrt_llm_llmapi"
+            return Refused(reason="engines do not spread experts", nearest=nearest)
         if problems := command_problems(target):
-            return Problem(f"{PROGRAM}: {'; '.join(problems)}", "correct them under build.flags, limits and runtime")
+            nearest = "correct them under build.flags, limits and runtime"
+            return Refused(reason=f"{PROGRAM}: {'; '.join(problems)}", nearest=nearest)
     else:
         try:
             _check(target).require(f"targets/{target.name}.yaml")
         except (ConfigError, Unsupported) as error:
-            return Problem(error.message, error.hint or "correct limits, parallelism and runtime of the target")
+            nearest = error.hint or "correct limits, parallelism and runtime of the target"
+            return Refused(reason=error.message, nearest=nearest)
     hosts = tuple(f"host-{number}" for number in range(nodes_of(target)))  # which they are is said when it is started
     try:
         require_launchable(target, host_names=hosts)
     except Unsupported as error:
-        return Problem(error.message, "correct gpus_per_node and parallelism of the target")
+        return Refused(reason=error.message, nearest="correct gpus_per_node and parallelism of the target")
     return None
 
 
@@ -210,12 +206,9 @@ def judge(question: FormatQuestion) -> Legal | Refused:
     newest = containers()[0]
     if refused := gpu_target_refusal(target, f"runtime_version: {newest.tensorrt_llm}, container: {newest.image}"):
         return refused
-    version, compiled = target.runtime_version or "", target.engine == "tensorrt_llm_engine"
-    problem = version_problem(version) or (engine_problem(version) if compiled else None)
-    problem = problem or container_problem(target.container or "", version) or target_problem(target)
-    if problem:
-        return Refused(reason=problem.reason, nearest=problem.nearest)
-    if question.recipe.weights == "ready" and compiled:
+    if refused := version_refusal(target) or target_refusal(target):
+        return refused
+    if question.recipe.weights == "ready" and target.engine == "tensorrt_llm_engine":
         return Refused(reason=_NO_EXPORT, nearest=OTHER_ENGINE)
     if question.foreign_format:
         return _judge_foreign(platform, question.foreign_format)
@@ -283,9 +276,7 @@ def _judge_formats(question: FormatQuestion, platform: Platform) -> Legal | Refu
 def _runtime_supports(target: Target, recipe: QuantizationRecipe) -> Iterator[Support]:
     """What is not known of the target's version and container."""
     version, first = target.runtime_version or "", str(read_table("checkpoint_reader")["first_version"])
-    for warning in (version_warning(version), container_warning(target.container or "", version)):
-        if warning:
-            yield Support("unknown", warning)
+    yield from (Support("unknown", warning) for warning in version_warnings(target))
     unified = target.engine == "tensorrt_llm_llmapi" and recipe.weights != "none"
     if unified and release_numbers(version) < release_numbers(first):
         text = f"modelopt names TensorRT-LLM {first} as the first to read its checkpoints, this is {version}"
