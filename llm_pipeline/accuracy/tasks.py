@@ -171,17 +171,30 @@ def select_tasks(directory: Path | None, evaluation: CheckpointEvaluation, names
             where=str(directory or ""),
             hint="`lm-eval ls tasks` names all of lm-eval's",
         )
-    groups, tags, tasks = _by_name(manager, names, paths)
+    tasks: dict[str, SelectedTask] = {}
+    for leaf in paths:
+        other = tasks.setdefault(leaf.name, leaf)
+        asked = {leaf.path[0], other.path[0]}
+        if leaf.stated != other.stated or (len(asked) > 1 and asked.intersection(manager.all_groups)):
+            raise ConfigError(
+                f"task {leaf.name} is asked twice: as part of {other.path[0]}, and of {leaf.path[0]}",
+                where="evaluation.tasks",
+                hint="name one of them",
+            )
+    behind = {name: tuple(sorted({leaf.name for leaf in paths if leaf.path[0] == name})) for name in names}
+    groups, tags = (
+        {name: behind[name] for name in names if name in kind} for kind in (manager.all_groups, manager.all_tags)
+    )
     if evaluation.allow_generated_code:
         os.environ["HF_ALLOW_CODE_EVAL"] = "1"  # what the metric itself asks for
-    for name, task in tasks.items():
+    for name, task in sorted(tasks.items()):
         file = manager.task_index[name].yaml_path
         own = root if file and root and file.is_relative_to(root) else None
         call = call_of_task(task.configuration, file or Path(name), own)
         if call is None:
             log.warning("its data come from Python of its own, and are not fetched here", task=name)
         tasks[name] = replace(task, call=call)
-    return SelectedTasks(manager, tasks, groups, tags, _options(evaluation, names, paths))
+    return SelectedTasks(manager, dict(sorted(tasks.items())), groups, tags, _options(evaluation, names, paths))
 
 
 def _leaves(manager: TaskManager, names: Sequence[str]) -> tuple[list[SelectedTask], list[str]]:
@@ -216,28 +229,6 @@ def _leaves(manager: TaskManager, names: Sequence[str]) -> tuple[list[SelectedTa
                 yield from below(str(own[kind]), path, {**shared, **said})
 
     return [leaf for name in names for leaf in below(name, (), {})], list(missing)
-
-
-def _by_name(
-    manager: TaskManager, names: Sequence[str], found: Sequence[SelectedTask]
-) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]], dict[str, SelectedTask]]:
-    """Groups and tags that were asked for, and the tasks behind all names."""
-    tasks: dict[str, SelectedTask] = {}
-    for leaf in found:
-        other = tasks.setdefault(leaf.name, leaf)
-        asked = {leaf.path[0], other.path[0]}
-        if leaf.stated != other.stated or (len(asked) > 1 and asked.intersection(manager.all_groups)):
-            raise ConfigError(
-                f"task {leaf.name} is asked twice: as part of {other.path[0]}, and of {leaf.path[0]}",
-                where="evaluation.tasks",
-                hint="name one of them",
-            )
-    behind = {name: tuple(sorted({leaf.name for leaf in found if leaf.path[0] == name})) for name in names}
-    return (
-        {name: own for name, own in behind.items() if name in manager.all_groups},
-        {name: own for name, own in behind.items() if name in manager.all_tags},
-        dict(sorted(tasks.items())),
-    )
 
 
 def _options(

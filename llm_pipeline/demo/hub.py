@@ -126,8 +126,7 @@ class HubRepository:
     """One repository, read from its directory at every call."""
 
     def __init__(self, directory: Path, model_id: str) -> None:
-        self.directory = directory
-        self.model_id = model_id
+        self.directory, self.model_id = directory, model_id
 
     @classmethod
     def find(cls, root: Path, model_id: str) -> HubRepository | None:
@@ -161,9 +160,8 @@ DATASETS = "datasets"
 """Data sets are in this directory of the root, as models are in the root."""
 ENTITY_TAG: web.RequestKey[str] = web.RequestKey("entity_tag", str)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-_MODEL = "/api/models/{organisation}/{name}"
+_REPOSITORY = "/api/{kind:models|datasets}/{organisation}/{name}"
 _FILE = "/{organisation}/{name}/resolve/{revision}/{path:.+}"
-_DATASET = "/api/datasets/{organisation}/{name}"
 
 
 def create_application(root: Path, *middlewares: Any, longest_bytes: int = 2**20) -> web.Application:
@@ -171,17 +169,13 @@ def create_application(root: Path, *middlewares: Any, longest_bytes: int = 2**20
     application = web.Application(middlewares=[answer_refusals, *middlewares], client_max_size=longest_bytes)
     application[ROOT] = root
     application.on_response_prepare.append(_set_entity_tag)
-    application.add_routes(
-        [
-            web.get(_MODEL, _model_info),
-            web.get(_MODEL + "/revision/{revision}", _model_info),
-            web.get(_MODEL + "/tree/{revision}", _tree),
-            web.get(_FILE, _file),  # answers HEAD too
-            web.get(_DATASET, _model_info),
-            web.get(_DATASET + "/revision/{revision}", _model_info),
-            web.get(f"/{DATASETS}{_FILE}", _file),
-        ]
-    )
+    application.add_routes([
+        web.get(_REPOSITORY, _information),
+        web.get(_REPOSITORY + "/revision/{revision}", _information),
+        web.get(_REPOSITORY + "/tree/{revision}", _tree),
+        web.get(_FILE, _file),  # answers HEAD too
+        web.get("/{kind:datasets}" + _FILE, _file),
+    ])  # fmt: skip
     return application
 
 
@@ -207,9 +201,8 @@ async def answer_refusals(request: web.Request, handler: Handler) -> web.StreamR
 def repository_of(request: web.Request) -> HubRepository:
     """The repository that a request names."""
     model_id = f"{request.match_info['organisation']}/{request.match_info['name']}"
-    is_dataset = f"/{DATASETS}/" in request.path.removesuffix(request.match_info.get("path", ""))
-    root = request.app[ROOT] / DATASETS if is_dataset else request.app[ROOT]
-    repository = HubRepository.find(root, model_id)
+    is_dataset = request.match_info.get("kind") == DATASETS
+    repository = HubRepository.find(request.app[ROOT] / DATASETS if is_dataset else request.app[ROOT], model_id)
     if repository is None:
         raise Refused(404, "RepoNotFound", "Repository not found")
     return repository
@@ -224,13 +217,13 @@ def commit_of(request: web.Request, repository: HubRepository) -> HubCommit:
     return commit
 
 
-async def _model_info(request: web.Request) -> web.Response:
-    repository = repository_of(request)
+async def _information(request: web.Request) -> web.Response:
+    repository, blobs = repository_of(request), request.query.get("blobs")
     commit = commit_of(request, repository)
-    siblings: list[dict[str, Any]] = [{"rfilename": entry.path} for entry in commit.files]
-    if request.query.get("blobs"):
-        for sibling, entry in zip(siblings, commit.files, strict=True):
-            sibling |= {"blobId": entry.oid, "size": entry.size, **_lfs(entry, "sha256")}
+    siblings: list[dict[str, Any]] = [
+        {"rfilename": one.path, **({"blobId": one.oid, "size": one.size, **_lfs(one, "sha256")} if blobs else {})}
+        for one in commit.files
+    ]
     card = _card(repository, commit)
     answer = {
         "id": repository.model_id,
@@ -294,11 +287,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = ArgumentParser(prog="python -m llm_pipeline.demo.hub", description=__doc__)
     parser.add_argument("--root", type=Path, required=True, help="directory of all repositories")
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--host", default="127.0.0.1")
     options = parser.parse_args(arguments)
     if not options.root.is_dir():
         raise ConfigError("the root is not a directory", where=str(options.root))
-    web.run_app(create_application(options.root), host=options.host, port=options.port, print=None)
+    web.run_app(create_application(options.root), host="127.0.0.1", port=options.port, print=None)
 
 
 if __name__ == "__main__":

@@ -67,8 +67,8 @@ def run_session(windows: Windows, *, users: int, physics: PhysicalLimits | None 
     """
     warm_up(windows, users)
     seconds = alone_seconds(windows.workload)
-    windows.closed("floor", 1, seconds, most=_ALONE_REQUESTS, keep=True)
-    windows.closed("ceiling", users, seconds, most=users * _REQUESTS_A_USER, keep=True)
+    windows.closed("floor", 1, seconds, most=_ALONE_REQUESTS)
+    windows.closed("ceiling", users, seconds, most=users * _REQUESTS_A_USER)
     workload, policy = windows.workload, windows.policy
     target = windows.open("target", "target", workload.rate_per_second, workload.duration_seconds, keep=True)
     sent = MeasuredWindow(target, workload.duration_seconds, windows.summaries[-1].server)
@@ -97,7 +97,7 @@ def warm_up(windows: Windows, users: int) -> None:
         Transient: Not one request was answered.
     """
     started, most = time.monotonic(), WARM_UP_REQUESTS
-    records = windows.warm_up(max(1, users // 2), _WARMUP_SECONDS, most=most)
+    records = windows.closed(None, max(1, users // 2), _WARMUP_SECONDS, most=most)
     if not records.answered.any():
         raise Transient("no warm-up request was answered", where="load test", hint="look at the server's log")
     _log.info("warmed up", requests=len(records), seconds=round(time.monotonic() - started, 2))

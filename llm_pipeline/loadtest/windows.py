@@ -50,15 +50,11 @@ class Windows:
         self._client, self._source, self._directory = client, source, directory
         self._drawn = 0
 
-    def closed(self, phase: Phase, users: int, seconds: float, *, most: int, keep: bool = False) -> Records:
-        """A closed loop of so many users."""
+    def closed(self, phase: Phase | None, users: int, seconds: float, *, most: int) -> Records:
+        """A closed loop of so many users; one without a phase is not remembered."""
         traffic = self._source.closed_loop(users, seconds, self._next_seed(), maximum_requests=most)
-        return self._keep(phase, phase, traffic, self._client.send(traffic), keep=keep)
-
-    def warm_up(self, users: int, seconds: float, *, most: int) -> Records:
-        """A closed loop that is not remembered."""
-        traffic = self._source.closed_loop(users, seconds, self._next_seed(), maximum_requests=most)
-        return self._client.send(traffic).records.judged
+        measured = self._client.send(traffic)
+        return self._keep(phase, phase, traffic, measured, keep=True) if phase else measured.records.judged
 
     def open(self, name: str, phase: Phase, rate: float, seconds: float, *, keep: bool = False) -> Records:
         """An open loop at a rate; a void window is measured once more, with fresh traffic."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -64,8 +63,7 @@ def plot_accuracy(studies: Sequence[AccuracyStudy]) -> Plot:
 
 def _parts(study: AccuracyStudy) -> list[PairedAccuracy]:
     """Pooled first, then the tasks; those without data are left out."""
-    found = (study.comparison.pooled, *study.comparison.tasks)
-    return [part for part in found if part.loss and math.isfinite(part.loss.lower) and math.isfinite(part.loss.upper)]
+    return [part for part in (study.comparison.pooled, *study.comparison.tasks) if part.loss]
 
 
 def _draw_loss(axes: Any, row: float, part: PairedAccuracy, margin: float, *, is_pooled: bool) -> None:

@@ -59,16 +59,20 @@ def plot_over_time(load: LoadStudy, series: TrafficSeries) -> Plot:
 
 def plot_latency_by_rate(load: LoadStudy) -> Plot:
     """First-token and end-to-end latency against the offered rate, with the limits of the service level."""
-    points = _points(load)
+    outcome, by_name = load.outcome, {window.name: window for window in load.outcome.windows}
+    points = [(point.rate_per_second, by_name[point.window]) for point in outcome.rates if point.window in by_name]
     shown = (("first token", "first_token", "candidate"), ("end to end", "end_to_end", "baseline"))
     # The service level asks for a share of the requests: the quantile of that share is what its limit is held against.
     slow = next((quantile for quantile in QUANTILES if quantile >= load.policy.attainment), max(QUANTILES))
+
+    rates = [rate for rate, _ in points]
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
         for quantile, line, width in ((0.5, _DOTS, 1.4), (slow, "solid", 2.0)):
             for name, field, role in shown:
-                rates, values = _quantiles_by_rate(points, field, quantile)
+                found = [quantile_of([getattr(window, field)], quantile) for _, window in points]
+                values = np.array(found, dtype=float)  # None becomes NaN
                 axes.plot(
                     rates, values, color=colour(role), linewidth=width, linestyle=line, marker="o", markersize=3.5,
                     label=f"{name} p{100 * quantile:g}",
@@ -80,7 +84,13 @@ def plot_latency_by_rate(load: LoadStudy) -> Plot:
         axes.set_yscale("log")
         milliseconds_axis(axes.yaxis)
         axes.set_ylabel("milliseconds")
-        _rate_axis(axes, load)
+        axes.set_xlim(0.0, 1.06 * max(point.rate_per_second for point in outcome.rates))
+        axes.set_xlabel("requests per second offered")
+        target, confirmed = outcome.target_rate_per_second, outcome.confirmed_rate_per_second
+        for rate, words, style in ((target, "workload", (0, (2, 2))), (confirmed, "confirmed", "solid")):
+            if rate is not None:
+                named = f"{words}, {rate:.3g}/s"
+                axes.axvline(rate, color=colour("muted"), linewidth=0.9, linestyle=style, label=named)
         legend_below(figure, axes)
 
     return draw_plot(
@@ -91,35 +101,6 @@ def plot_latency_by_rate(load: LoadStudy) -> Plot:
         draw,
         size=_SIZE,
     )
-
-
-def _points(load: LoadStudy) -> list[tuple[float, WindowSummary]]:
-    """The windows of the search by rising rate."""
-    windows = {window.name: window for window in load.outcome.windows}
-    return [(point.rate_per_second, windows[point.window]) for point in load.outcome.rates if point.window in windows]
-
-
-def _quantiles_by_rate(
-    points: Sequence[tuple[float, WindowSummary]], field: str, quantile: float
-) -> tuple[list[float], list[float]]:
-    rates, values = [], []
-    for rate, window in points:
-        found = quantile_of([getattr(window, field)], quantile)
-        if found is not None:
-            rates.append(rate)
-            values.append(found)
-    return rates, values
-
-
-def _rate_axis(axes: Any, load: LoadStudy) -> None:
-    """Offered rates from zero, with the workload's and the confirmed one marked."""
-    outcome = load.outcome
-    axes.set_xlim(0.0, 1.06 * max(point.rate_per_second for point in outcome.rates))
-    axes.set_xlabel("requests per second offered")
-    target, confirmed = outcome.target_rate_per_second, outcome.confirmed_rate_per_second
-    for rate, words, line in ((target, "workload", (0, (2, 2))), (confirmed, "confirmed", "solid")):
-        if rate is not None:
-            axes.axvline(rate, color=colour("muted"), linewidth=0.9, linestyle=line, label=f"{words}, {rate:.3g}/s")
 
 
 _SIZE = (5.2, 3.4)
