@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from llm_pipeline.loadtest.records import COLUMNS, Fault, Records
+from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
 
 RATE = 20.0
 Row = dict[str, Any]
@@ -32,3 +33,18 @@ def window(good: int, bad: int = 0, **changes: Any) -> Records:
     """A window whose bad requests come at places drawn once and for all, so that they do not cluster."""
     places = set(np.random.default_rng(1).permutation(good + bad)[:bad].tolist())
     return records(answered(k, **(changes if k in places else {})) for k in range(good + bad))
+
+
+class Source:
+    """Traffic at regular times, whose prompts name their seed."""
+
+    def closed_loop(self, users: int, seconds: float, seed: int, *, maximum_requests: int) -> Traffic:
+        return Traffic.closed_loop([LoadRequest(f"{seed} {n}", 8) for n in range(maximum_requests)], users, seconds)
+
+    def open_loop(self, rate: float, seconds: float, seed: int) -> Traffic:
+        return self.windows(rate, seconds, [seed])
+
+    def windows(self, rate: float, seconds: float, seeds: Sequence[int]) -> Traffic:
+        count = round(rate * seconds)
+        requests = [LoadRequest(f"{seed} {n}", 8) for seed in seeds for n in range(count)]
+        return Traffic.open_loop(requests, np.arange(len(requests)) / rate, seconds * len(seeds))

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from load_windows import Row, answered, records
+from load_windows import Row, Source, answered, records
 
 from llm_pipeline.base.verdict import Verdict, worst
 from llm_pipeline.config.policy import LoadTestPolicy, Regression, ServiceLevel
@@ -15,7 +15,6 @@ from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
 
 REGRESSION = Regression(maximum_ratio=1.2, window_seconds=5, rounds=8)
 POLICY = LoadTestPolicy(service_level=ServiceLevel(first_token_milliseconds=500), regression=REGRESSION)
-TOKENS = 16
 
 
 class Host:
@@ -52,15 +51,6 @@ class Server:
             number, lag_seconds=lag, first_token_seconds=first, last_token_seconds=last, total_seconds=last,
             output_tokens=tokens, asked_tokens=tokens, fault=fault,
         )  # fmt: skip
-
-
-class Source:
-    """Traffic whose prompts name its seed."""
-
-    def open_loop(self, rate: float, seconds: float, seed: int) -> Traffic:
-        count = int(rate * seconds)
-        requests = [LoadRequest(f"{seed} {number}", TOKENS) for number in range(count)]
-        return Traffic.open_loop(requests, np.arange(count) / rate, seconds)
 
 
 def compared(candidate: Server, production: Server, rate: float = 20.0):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
 import pytest
-from load_windows import answered, records
+from load_windows import RATE, Source, answered, records
 
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import LoadTestPolicy, RateSearch, ServiceLevel
@@ -15,27 +14,11 @@ from llm_pipeline.config.workload import Workload
 from llm_pipeline.loadtest.measure import MeasuredWindow
 from llm_pipeline.loadtest.outcome import LoadTestOutcome, RatePoint, deciding_windows
 from llm_pipeline.loadtest.session import highest_passed, rates_to_confirm, run_session, search_highest_rate
-from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
+from llm_pipeline.loadtest.traffic import Traffic
 from llm_pipeline.loadtest.windows import Windows
 
-RATE = 20.0
 POLICY = LoadTestPolicy(service_level=ServiceLevel(first_token_milliseconds=500), attainment=0.98, search=None)
 WORKLOAD = Workload(prompts="p.jsonl", rate_per_second=RATE, duration_seconds=60)
-
-
-class Source:
-    """Traffic at regular times, whose prompts name their seed."""
-
-    def closed_loop(self, users: int, seconds: float, seed: int, *, maximum_requests: int) -> Traffic:
-        return Traffic.closed_loop([LoadRequest(f"{seed} {n}", 8) for n in range(maximum_requests)], users, seconds)
-
-    def open_loop(self, rate: float, seconds: float, seed: int) -> Traffic:
-        return self.windows(rate, seconds, [seed])
-
-    def windows(self, rate: float, seconds: float, seeds: Sequence[int]) -> Traffic:
-        count = round(rate * seconds)
-        requests = [LoadRequest(f"{seed} {n}", 8) for seed in seeds for n in range(count)]
-        return Traffic.open_loop(requests, np.arange(len(requests)) / rate, seconds * len(seeds))
 
 
 class Client:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from load_sample import POLICY as LOAD_POLICY
 from load_sample import sample_load_test
 from place_here import serve
+from resolved_release import tiny_release
 
 from llm_pipeline.accuracy.evaluation import DataRead, summarise, write_evaluation
 from llm_pipeline.accuracy.gate import judge_look
@@ -25,8 +26,7 @@ from llm_pipeline.canary.timeline import SUMMARY_FILE, ArmPoint, CanarySummary, 
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.policy import Policy
 from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
-from llm_pipeline.config.release import Approval, Baseline, Evaluation, Ladder, ModelSource, ResolvedRelease, Workload
-from llm_pipeline.config.target import Target
+from llm_pipeline.config.release import Approval, Evaluation, Ladder, ModelSource
 from llm_pipeline.release.choice import RecipeAttempt, choose_recipe
 from llm_pipeline.release.contract import StageFailure, StageResult, Timings
 from llm_pipeline.release.execute import KeyContent, StageRecord, failure_name, results_name, stage_record_name
@@ -37,6 +37,7 @@ from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.place_state import Pointer
 
+POLICY = Policy(name="strict", load_test=LOAD_POLICY)
 RELEASE = "demo-tiny-0a1b2c3d-9f8e7d6c"
 START = datetime(2026, 11, 20, 9, 0, tzinfo=UTC)
 CONTROLLER = "r@host.1"
@@ -70,19 +71,15 @@ class SampleRelease:
         self.write_record(description, strategy)
 
     def write_record(self, description: str, strategy: Literal["climb", "every"]) -> None:
-        release = ResolvedRelease(
+        release = tiny_release(
             name="demo-tiny",
             description=description,
             model=ModelSource(id="example/tiny-llama"),
-            baseline=Baseline(dtype="bfloat16"),
             recipes=tuple(QuantizationRecipe(name=name, weights=_weights(name)) for name in RECIPES),
             ladder=Ladder(strategy=strategy),
-            targets=(Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu"),),
-            policy=Policy(name="strict", load_test=LOAD_POLICY),
+            policy=POLICY,
             evaluation=Evaluation(tasks=tuple(TASKS), served_tasks=("arithmetic",)),
-            workload=Workload(prompts="prompts.jsonl", rate_per_second=20.0, duration_seconds=60.0),
             approval=Approval(),
-            drill=None,
         )
         record = ReleaseRecord(
             release_id=RELEASE,
@@ -162,7 +159,6 @@ class SampleRelease:
         self.add("baseline", seconds=31.0, artifacts={"evaluation": evaluation}, reused=True)
 
     def try_recipes(self, recipes: Sequence[str] = tuple(RECIPES), *, choose: bool = True) -> None:
-        policy = Policy(name="strict", load_test=LOAD_POLICY).accuracy
         attempts = []
         for recipe in recipes:
             loss, size = RECIPES[recipe]
@@ -171,9 +167,8 @@ class SampleRelease:
             metrics: dict[str, Metric] = {"effective_bits": 4.5, "bytes": int(size), "size_ratio": size / 400_000}
             self.add("quantize", recipe, 14.0, artifacts={"checkpoint": checkpoint}, metrics=metrics)
             items = self.scored(loss if recipe != "fp8" else 0.0008)
-            judged = judge_look(self.baseline, items, 4, 5, policy) or judge_look(self.baseline, items, 5, 5, policy)
-            assert judged is not None
-            judgement, comparison = judged
+            looks = (judge_look(self.baseline, items, look, 5, POLICY.accuracy) for look in (4, 5))
+            judgement, comparison = next(filter(None, looks))
             evaluation = self.publish_items(items, look=4, looks=5, planned=len(items) * 5 // 4, comparison=comparison)
             self.add("accuracy", recipe, 28.0, artifacts={"evaluation": evaluation}, judgement=judgement)
             attempts.append(
@@ -190,25 +185,20 @@ class SampleRelease:
         repository = self.publish("model_repository", {"config.pbtxt": b"name: 'llm'"})
         self.add("package", "cpu", 2.0, artifacts={"repository": repository})
         self.add("staging", "cpu", 9.0, judgement=one_fact("golden prompts matched", 0.99, 0.95, "fraction", 100))
-        policy = Policy(name="strict", load_test=LOAD_POLICY).served_accuracy
         served = self.scored(0.0005, ("arithmetic",))
-        judged = judge_look(self.baseline, served, 1, 1, policy, tasks=("arithmetic",))
-        assert judged is not None
+        judged = judge_look(self.baseline, served, 1, 1, POLICY.served_accuracy, tasks=("arithmetic",))
         evaluation = self.publish_items(served, comparison=judged[1])
         self.add("served_accuracy", "cpu", 17.0, artifacts={"evaluation": evaluation}, judgement=judged[0])
 
     def load_test(self) -> None:
         directory = self._scratch / "load_test"
         directory.mkdir(parents=True)
-        outcome = sample_load_test(directory)
+        judgement = sample_load_test(directory).judgement
+        artifacts = {"load_test": self.store.publish("load_test", directory)}
         self.add(
-            "load_test",
-            "cpu",
-            64.0,
-            artifacts={"load_test": self.store.publish("load_test", directory)},
-            metrics={"output_tokens_per_second": 412.6},
-            judgement=outcome.judgement,
-        )
+            "load_test", "cpu", 64.0, artifacts=artifacts, metrics={"output_tokens_per_second": 412.6},
+            judgement=judgement,
+        )  # fmt: skip
 
     def canary(self, *, good: bool = True) -> None:
         points, began_at = list[TimelinePoint](), self._clock.timestamp()
@@ -227,23 +217,18 @@ class SampleRelease:
                 tell(20.0 * step + 20, EventKind.ROLLING_BACK, "slow first tokens", Verdict.NO_GO)
                 tell(20.0 * step + 20.4, EventKind.ROLLED_BACK)
             verdict = Verdict.NO_GO if bad else Verdict.GO
+            summary = CanarySummary(began_at=began_at, events=tuple(events), points=tuple(points))
             self.add(
                 "canary",
                 f"cpu:{percent}",
                 20.0,
                 wait=7200.0 if not step else 1.0,
-                artifacts={"canary": self._publish_canary(points, events, began_at)},
+                artifacts={"canary": self.publish("canary", {SUMMARY_FILE: summary.model_dump_json().encode()})},
                 judgement=one_fact("slow first tokens, ratio to stable", 9.1 if bad else 1.1, 2.0, "", 400, verdict),
             )
             if bad:
                 self.add("rollback", "cpu", 1.1, metrics={"phase": "rolled back"})
                 return
-
-    def _publish_canary(
-        self, points: Sequence[TimelinePoint], events: Sequence[CanaryEvent], began_at: float
-    ) -> ArtifactRef:
-        summary = CanarySummary(began_at=began_at, events=tuple(events), points=tuple(points))
-        return self.publish("canary", {SUMMARY_FILE: summary.model_dump_json().encode()})
 
     def _point(self, second: float, share: float, *, slow: bool) -> TimelinePoint:
         def arm(share: float, factor: float, errors: int) -> ArmPoint:
@@ -297,9 +282,7 @@ class SampleRelease:
 
     def settle(self) -> None:
         self.add("settle", "cpu", 0.5)
-        ref = ArtifactRef(kind="model_repository", digest="cd" * 32)
-        pointer = Pointer(release_id=RELEASE, repository=ref, slot="green", recipe="fp8", promoted_at=self._clock)
-        serve(self.store, "example/tiny-llama", "cpu", pointer)
+        self.point_at(RELEASE, "fp8")
 
 
 def _weights(recipe: str) -> WeightFormat:
