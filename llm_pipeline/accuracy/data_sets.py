@@ -72,9 +72,6 @@ class DataCall(Frozen):
         name = str(self.data_set or f"the {self.kind} data beside its file")
         return f"{name} ({self.config})" if self.config else name
 
-    def __hash__(self) -> int:
-        return hash(self.model_dump_json())
-
     def arguments(self, trees: Mapping[AskedDataSet, Path]) -> dict[str, Any]:
         """Arguments of `load_dataset` that read it from laid-out repositories."""
         if self.data_set is None:

@@ -164,10 +164,8 @@ class Demo:
 
     def down(self) -> int:
         """Stop every process of the demo; what was computed stays."""
-        stopped = services.stop_everything(self._layout)
-        for name in stopped:
-            self._console.step(f"stopped {name}")
-        self._console.step("nothing of the demo runs any more" if stopped else "nothing of the demo was running")
+        services.stop_everything(self._layout)
+        self._console.step("nothing of the demo runs any more")
         return ExitCode.GO
 
     def _start_services(self) -> AirflowAccess:

@@ -129,7 +129,6 @@ class DemoLayout:
 
 
 _TRAFFIC = "traffic-process-"
-_LARGEST_PROCESS_RECORD_BYTES = 65536
 
 
 @contextmanager
@@ -240,23 +239,17 @@ def ask(deployment: Deployment, model: DemoModel, show: Callable[[str], object])
             for line in answer.iter_lines():
                 event = json.loads(line.removeprefix("data: ")) if line.startswith("data: {") else {"choices": []}
                 for choice in event["choices"]:
-                    show(choice["delta"].get("content", "") if model.is_chat else choice["text"])
+                    show(choice["delta"].get("content") or "" if model.is_chat else choice["text"])
                 tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
     except (httpx.HTTPError, LookupError, ValueError) as error:
         raise Transient(f"production does not answer: {error!r}", where=url) from error
     return tokens
 
 
-def stop_everything(layout: DemoLayout) -> list[str]:
-    """Stop every process that the demo or any release below it started; returns what was running."""
+def stop_everything(layout: DemoLayout) -> None:
+    """Stop every process that the demo or any release below it started."""
     from llm_pipeline.operations.switching import end_here
 
-    stopped = []
-    for record in sorted(layout.root.rglob("*.json")):
-        if record.is_file() and record.stat().st_size < _LARGEST_PROCESS_RECORD_BYTES:
-            process = detached.parsed(record.read_bytes())  # None for the other kinds of file
-            if process is not None and process.session_alive:
-                stopped.append(process.name)
     stop_traffic(layout)
     stop_airflow(layout.airflow)
     if layout.deployment.is_file():
@@ -268,7 +261,6 @@ def stop_everything(layout: DemoLayout) -> list[str]:
             end_here(deployment, place)
     if hub := detached.load(layout.services / "hub.json"):
         detached.stop(hub)
-    return stopped
 
 
 def _await_answer(url: str, record: Path, log_file: Path, seconds: float = 120.0) -> None:

@@ -76,10 +76,9 @@ def compare(
     requests = failed = 0
     for number in count():  # the first round only warms up: production's version was just started
         traffic = source.open_loop(rate_per_second, regression.window_seconds, seed + number)
-        if len(pairs) % 2 or not number:
-            second, first = production.send(traffic).records, candidate.send(traffic).records
-        else:
-            first, second = candidate.send(traffic).records, production.send(traffic).records
+        turns = (production, candidate) if len(pairs) % 2 or not number else (candidate, production)
+        sent = {client: client.send(traffic).records for client in turns}
+        first, second = sent[candidate], sent[production]
         if not number:
             continue
         lost, asked = int(np.sum(~second.judged.answered)), len(second.judged)

@@ -88,9 +88,9 @@ def run(context: StageContext[EvalDataConfig]) -> StageOutput:
     evaluation = CheckpointEvaluation(**config.model_dump(include=_ASKED))
     selected = select_tasks(tasks, evaluation, evaluation.tasks)
     calls: dict[AskedDataSet, list[DataCall]] = {}
-    for call in dict.fromkeys(task.call for task in selected.tasks.values()):
-        if call is not None and call.data_set is not None:
-            calls.setdefault(call.data_set, []).append(call)
+    for call in (task.call for task in selected.tasks.values()):
+        if call and call.data_set and call not in (own := calls.setdefault(call.data_set, [])):
+            own.append(call)
     names = {asked.name for asked in calls}
     if others := sorted(config.revisions.keys() - names):
         raise ConfigError(

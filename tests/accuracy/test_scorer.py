@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -14,6 +16,7 @@ torch = pytest.importorskip("torch")
 TESTS = Path(__file__).parents[1]
 sys.path[:0] = [str(TESTS / name) for name in ("accuracy", "corpus", "engines")]
 
+import lm_eval
 import tiny_llama
 import tiny_models
 from lm_eval.__main__ import cli_evaluate
@@ -222,3 +225,23 @@ def test_every_item_knows_what_guessing_scores(checkpoint, tasks):
     write_tasks(tasks, several | {"metric_list": [{"metric": "acc"}]})
     items = asked(checkpoint, tasks, "pick", "say", "several")
     assert {(item.task, item.chance) for item in items} == {("pick", 0.5), ("say", 0.0), ("several", 0.5)}
+
+
+def test_gsm8k_as_lm_eval_ships_it_is_read_by_its_last_number_and_shown_its_examples(tmp_path):
+    model = write_chat_model(tmp_path / "model", positions=8192)
+    tasks = shutil.copytree(Path(lm_eval.__file__).parent / "tasks" / "gsm8k", tmp_path / "tasks")
+    row = json.dumps({"question": "What is 9 times 2?", "answer": "9 * 2 is 18.\n#### 18"})
+    (tasks / "rows.jsonl").write_text(f"{row}\n" * 8)
+    data = "dataset_path: json\ndataset_kwargs: {data_files: {train: rows.jsonl, test: rows.jsonl}}"
+    for path in tasks.rglob("*yaml"):
+        text = re.sub(r"^dataset_name:.*$", "", path.read_text(), flags=re.MULTILINE)
+        path.write_text(re.sub(r"^dataset_path:.*$", lambda _: data, text, flags=re.MULTILINE))
+    one = scorer(model, tasks, "gsm8k", maximum_length=8192)
+    one.try_tasks()
+    metric = one.metrics["gsm8k"]
+    assert (metric.metric, metric.filter, metric.few_shots) == ("exact_match", "flexible-extract", 5)
+    options = {"gsm8k": TaskOptions(filter="strict-match", num_fewshot=2)}
+    strict = scorer(model, tasks, "gsm8k", maximum_length=8192, task_options=options)
+    strict.try_tasks()
+    assert (strict.metrics["gsm8k"].filter, strict.metrics["gsm8k"].few_shots) == ("strict-match", 2)
+    assert strict.ask([("gsm8k", 1)])[0].prompt.count("Question:") == 3

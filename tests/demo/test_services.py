@@ -5,7 +5,6 @@ import time
 
 import pytest
 
-from llm_pipeline.base import detached
 from llm_pipeline.base.errors import StageCrashed
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.demo import services
@@ -60,11 +59,3 @@ def test_a_training_that_nobody_waits_for_is_stopped(layout, deployment, tmp_pat
     with pytest.raises(KeyboardInterrupt), services.making(layout, deployment):
         raise KeyboardInterrupt
     assert time.monotonic() - started < 300
-
-
-def test_what_runs_is_found_among_other_files_and_nothing_else_is_said(layout, tmp_path, caplog):
-    process = detached.start("a sleeper", ["sleep", "600"], tmp_path / "a.json", log=tmp_path / "log")
-    (tmp_path / "other.json").write_text('{"kind": "something else"}')
-    assert services.stop_everything(layout) == ["a sleeper"]
-    assert [record.message for record in caplog.records if record.name == detached.__name__] == []
-    detached.stop(process)

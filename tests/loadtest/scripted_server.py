@@ -10,7 +10,6 @@ import asyncio
 import json
 import ssl
 import threading
-import time
 from types import TracebackType
 from typing import Any, Self
 
@@ -137,11 +136,3 @@ class ScriptedServer:
         async with self._engine:
             if len(self.seen) == self._stall_at:
                 await asyncio.sleep(self._stall_seconds)
-
-
-def wait_until(condition: Any, seconds: float = 60.0) -> None:
-    """Wait for what another thread or process does."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.01)

@@ -72,23 +72,17 @@ def test_the_first_token_is_the_first_chunk_with_text():
     ("bodies", "fault", "said"),
     [
         ([*WHOLE[:2]], Fault.CUT, "final chunk is missing after 2 tokens"),
-        ([], Fault.CUT, "after 0 tokens"),
         ([*WHOLE[:3]], Fault.CUT, "end mark [DONE] is missing"),
         ([event("a", 1, "length"), DONE], Fault.SHORT, "only 1 of 3"),
-        ([event("a", 1, "stop"), DONE], Fault.SHORT, "only 1 of 3"),
         ([event("a", 4, "length"), DONE], Fault.LONG, "4 tokens came, 3"),
         ([event("", 3, "length"), DONE], Fault.EMPTY, "without any text"),
         ([WHOLE[0], event("", 1, "abort"), DONE], Fault.CANCELLED, "after 1 tokens: cancelled"),
         ([WHOLE[0], event("", 1, "broken"), DONE], Fault.ERROR_IN_ANSWER, "broken"),
         ([WHOLE[0], b'data: {"error": "CUDA out of memory"}\n\n'], Fault.ERROR_IN_ANSWER, "CUDA out of memory"),
-        ([b'data: {"error": ""}\n\n'], Fault.ERROR_IN_ANSWER, "without a message"),
         ([*WHOLE, WHOLE[0]], Fault.MALFORMED, "not an answer"),
-        ([b"data: \xff\n\n"], Fault.MALFORMED, "not an answer"),
         ([b'data: {"text": "a"}\n\n'], Fault.MALFORMED, "not an answer"),
-        ([event(["a"], 3, "length")], Fault.MALFORMED, "not an answer"),
         ([b"data: " + b"[" * 200_000 + b"\n\n"], Fault.MALFORMED, "not an answer"),
         ([b"x" * 65536] * 80, Fault.MALFORMED, "bytes without an end"),
-        ([event("a", 10**9, "length"), DONE], Fault.LONG, "1000000000 tokens"),
     ],
 )
 def test_every_rule_has_its_kind_of_fault(bodies: list[bytes], fault: Fault, said: str):
@@ -118,8 +112,6 @@ def test_what_a_server_says_instead_of_a_stream_is_told(bodies: list[bytes], fau
     [
         *((status, b'{"error": "no place"}', Fault.SHED, "no place") for status in (429, 503)),
         *((status, b'{"error": "no place"}', Fault.REFUSED, "no place") for status in (400, 500)),
-        (400, b'data: {"error": "too long"}\n\n', Fault.REFUSED, "too long"),
-        (400, b"<html>", Fault.REFUSED, "<html>"),
         (400, b"", Fault.REFUSED, "no reason given"),
     ],
 )

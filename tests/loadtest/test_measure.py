@@ -13,11 +13,12 @@ import numpy as np
 import psutil
 import pytest
 from load_windows import answered, records
-from scripted_server import ScriptedServer, wait_until
+from scripted_server import ScriptedServer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from openai_server import KEY, OpenAiDouble
+from waiting import until
 
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.config.endpoint import Endpoint
@@ -114,7 +115,7 @@ def test_silences_are_timed_and_a_user_who_leaves_closes_the_connection_and_is_n
     assert faults(records) == [Fault.LEFT]
     assert records["output_tokens"][0] == 2
     assert len(records.judged) == 0
-    wait_until(lambda: server.departures > departures)
+    until(lambda: server.departures > departures)
 
 
 def test_connections_are_kept_and_one_that_was_closed_while_idle_is_no_fault_but_one_within_an_answer_is(
@@ -207,7 +208,7 @@ def test_client_processes_die_with_their_parent_however_it_ends(server: Scripted
     time.sleep(0.3)
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
-    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+    until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
 
 
 def test_nobody_at_the_address_is_said_at_once():

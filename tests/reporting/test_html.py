@@ -47,18 +47,13 @@ def read(html: str) -> Reader:
 
 
 @pytest.fixture(scope="module")
-def page(promoted_page) -> str:
-    return promoted_page
-
-
-@pytest.fixture(scope="module")
 def plots(promoted_data) -> list[Plot]:
     return list(draw_plots(promoted_data))
 
 
-def test_nothing_is_loaded_from_anywhere_and_there_is_no_script(page: str) -> None:
-    assert not re.search(r"https?:|//[a-z]|@import|url\((?!#)", page)
-    found = read(page)
+def test_nothing_is_loaded_from_anywhere_and_there_is_no_script(promoted_page: str) -> None:
+    assert not re.search(r"https?:|//[a-z]|@import|url\((?!#)", promoted_page)
+    found = read(promoted_page)
     references = [value for name, value in found.attributes if name in ("src", "href", "xlink:href", "srcset")]
     assert all(reference.startswith("#") for reference in references)
     assert_inert(found)
@@ -103,11 +98,11 @@ def test_no_poisoned_text_makes_an_element_an_attribute_or_a_hidden_character(pr
     assert len(html.encode()) < 2_000_000
 
 
-def test_every_plot_has_a_title_a_description_and_ids_of_its_own(plots: list[Plot], page: str) -> None:
+def test_every_plot_has_a_title_a_description_and_ids_of_its_own(plots: list[Plot], promoted_page: str) -> None:
     names = ["accuracy", "pareto", "latency-cpu", "latency-by-rate-cpu", "over-time-cpu", "canary-cpu"]
     assert [plot.name for plot in plots] == names
     assert all("<title id=" in plot.svg and "<desc id=" in plot.svg and 'role="img"' in plot.svg for plot in plots)
-    ids = [value for name, value in read(page).attributes if name == "id"]
+    ids = [value for name, value in read(promoted_page).attributes if name == "id"]
     assert len(ids) == len(set(ids))
 
 
@@ -125,9 +120,9 @@ def test_a_release_that_stopped_early_shows_what_there_is(begun) -> None:
     assert "Canary, cpu" not in html
 
 
-def test_title_header_and_summary_name_model_recipe_and_verdict(page: str) -> None:
-    title = re.findall(r"<title>(.*?)</title>", page)[0]
-    header = page[page.index("<header") : page.index("</header>")]
+def test_title_header_and_summary_name_model_recipe_and_verdict(promoted_page: str) -> None:
+    title = re.findall(r"<title>(.*?)</title>", promoted_page)[0]
+    header = promoted_page[promoted_page.index("<header") : promoted_page.index("</header>")]
     for text in ("example/tiny-llama", "recipe fp8", "GO"):
         assert text in title
         assert text in header
