@@ -141,21 +141,10 @@ def read_failures(store: ArtifactStore, release_id: str, results: Results, gaps:
 
     An earlier report's error is left out: the report that is being made now stands for it.
     """
-    found = _documents(store, f"releases/{release_id}/failures", StageFailure, "a stage's error", gaps)
-    failures = [failed_stage(failure, results) for failure in found if failure.stage != "report"]
+    found, damaged = store.readable_as(f"releases/{release_id}/failures", StageFailure)
+    gaps += [str(one.error) for one in damaged]
+    failures = [failed_stage(failure, results) for failure in found.values() if failure.stage != "report"]
     return tuple(sorted(failures, key=lambda failed: (flow_order(failed.stage), failed.subject)))
-
-
-def _documents(
-    store: ArtifactStore, directory: str, model: type[ModelT], what: str, gaps: list[str]
-) -> Iterator[ModelT]:
-    """All documents of a directory; what cannot be understood is added to `gaps`."""
-    for name in store.list_documents(directory):
-        if (document := store.read_document(name)) is not None:
-            try:
-                yield model.model_validate(document.value)
-            except ValueError as error:
-                gaps.append(f"{name} is not {what}: {error}")
 
 
 class _Collector:
@@ -163,9 +152,11 @@ class _Collector:
 
     def __init__(self, store: ArtifactStore, record: ReleaseRecord) -> None:
         self._store, self._record, self._release = store, record, record.release
-        self._flow, self._gaps = ReleaseProgress(store, record), list[str]()
-        results = _documents(store, f"releases/{record.release_id}/results", StageResult, "a stage result", self._gaps)
-        self._results = {(result.stage, result.subject): result for result in results}
+        self._flow = ReleaseProgress(store, record)
+        found, damaged = store.readable_as(f"releases/{record.release_id}/results", StageResult)
+        self._gaps = [str(one.error) for one in damaged]
+        by_start = sorted(found.values(), key=lambda one: (one.timings.started_at, flow_order(one.stage)))
+        self._results = {(result.stage, result.subject): result for result in by_start}
         self._failures = read_failures(store, record.release_id, self._results, self._gaps)
         self._recipes = climbing_order(record.release, record.facts)
 
@@ -180,7 +171,7 @@ class _Collector:
         question = refusal(decisions, self._flow.resolved_at) or waiting(decisions, self._flow.resolved_at)
         accuracy, trials = tuple(self._accuracy()), tuple(map(self._trial, self._recipes))
         tried = self._try("the candidates", lambda: tuple(self._candidates())) or ()
-        stages = tuple(_by_start(results))
+        stages = tuple(results.values())
         return ReportData(
             release_id=record.release_id,
             title=self._release.name,
@@ -329,12 +320,8 @@ class _Collector:
 
     def _canary(self, target: str) -> CanaryStudy | None:
         """From the latest step's artifact, which holds the canary so far."""
-        steps = [r for r in _by_start(self._results) if r.stage == "canary" and target_of(r.subject) == target]
+        steps = [r for r in self._results.values() if r.stage == "canary" and target_of(r.subject) == target]
         if not steps:
             return None
         told = self._read("canary", steps[-1].subject, "canary", read_timeline)
         return CanaryStudy(target=target, **dict(told)) if told else None
-
-
-def _by_start(results: Results) -> list[StageResult]:
-    return sorted(results.values(), key=lambda result: (result.timings.started_at, flow_order(result.stage)))
