@@ -100,10 +100,10 @@ class TrafficSource:
         Raises:
             ConfigError: There is no request in it, or the file has too few words for so many different prompts.
         """
-        arrivals = arrival_times(rate_per_second, duration_seconds, self._workload.burstiness, seed)
-        if not len(arrivals):
+        traffic = self.windows(rate_per_second, duration_seconds, [seed])
+        if not traffic.requests:
             raise ConfigError("this rate and duration give no request", hint="raise duration_seconds")
-        return Traffic.open_loop(self._requests(len(arrivals), seed), arrivals, duration_seconds)
+        return traffic
 
     def windows(self, rate_per_second: float, window_seconds: float, seeds: Sequence[int]) -> Traffic:
         """Windows one after another without a pause, each with a seed of its own; one may have no request.

@@ -2,11 +2,17 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from deployment_here import write_deployment
+
 from llm_pipeline.base.errors import StageCrashed
 from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.demo import services
 from llm_pipeline.demo.services import DemoLayout
 
@@ -22,14 +28,8 @@ def deployment(tmp_path):
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} {tmp_path}/trainer "$4"\n')
     python.chmod(0o755)
-    return Deployment(
-        name="test",
-        store=f"file://{tmp_path}/store",
-        work_root=str(tmp_path / "work"),
-        state_root=str(tmp_path / "state"),
-        environments={"control": sys.executable, "model": str(python)},
-        triton_home=str(tmp_path),
-    )
+    here = load_yaml(write_deployment(tmp_path, 18000), Deployment).model_dump()
+    return Deployment.model_validate(here | {"environments": {"model": str(python)}})
 
 
 def test_the_model_is_made_while_something_else_starts_and_only_once(layout, deployment, tmp_path):

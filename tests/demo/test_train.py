@@ -20,20 +20,12 @@ def trained(tmp_path_factory):
     return checkpoint(tmp_path_factory.getbasetemp())
 
 
-def test_a_checkpoint_is_complete_and_says_how_it_was_made(trained):
+def test_a_checkpoint_is_complete_says_how_it_was_made_and_ends_at_its_end_token(trained):
     names = {path.name for path in trained.iterdir()}
     assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "README.md"} <= names
     assert "outlier channels are not learnt" in (trained / "README.md").read_text()
-
-
-def test_the_weights_are_fp16_safetensors_and_generation_ends_at_the_end_token(trained):
-    model = AutoModelForCausalLM.from_pretrained(trained)
-    assert model.dtype is torch.float16
-    assert model.generation_config.eos_token_id == 1
-
-
-def test_the_tokenizer_begins_every_text_and_keeps_it(trained):
-    tokenizer = AutoTokenizer.from_pretrained(trained)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(trained), AutoTokenizer.from_pretrained(trained)
+    assert (model.dtype, model.generation_config.eos_token_id) == (torch.float16, 1)
     tokens = tokenizer("add 2 to 3 : é")["input_ids"]
     assert tokens[0] == tokenizer.bos_token_id
     assert tokenizer.decode(tokens, skip_special_tokens=True) == "add 2 to 3 : é"
