@@ -48,13 +48,11 @@ class Evaluated:
     Attributes:
         directory: Where items and summary were written.
         items: What was asked.
-        tool_seconds: Time inside the harness and the libraries below it, their imports included.
     """
 
     directory: Path
     items: tuple[ScoredItem, ...]
     summary: EvaluationSummary
-    tool_seconds: float
 
     def metrics(self) -> dict[str, Metric]:
         """Accuracy by task, items, and the seconds of scoring."""
@@ -64,7 +62,7 @@ class Evaluated:
         return metrics if summary.look is None else metrics | {"look": summary.look, "looks": summary.looks}
 
 
-def _written(scorer: Scorer, items: list[ScoredItem], workdir: Path, started: float, **facts: Any) -> Evaluated:
+def _written(scorer: Scorer, items: list[ScoredItem], workdir: Path, **facts: Any) -> Evaluated:
     """An evaluation, on disk too."""
     loaded = scorer.loaded
     given = {"groups": loaded.groups, "tags": loaded.tags, "data": loaded.data, "metrics": scorer.metrics}
@@ -72,7 +70,7 @@ def _written(scorer: Scorer, items: list[ScoredItem], workdir: Path, started: fl
     directory = workdir / "evaluation"
     items = scorer.with_greedy_answers(items, _GREEDY_ITEMS)
     write_evaluation(directory, items, summary)
-    return Evaluated(directory, tuple(items), summary, time.monotonic() - started)
+    return Evaluated(directory, tuple(items), summary)
 
 
 def _checkpoint_scorer(
@@ -128,7 +126,6 @@ def evaluate_baseline(
             overflows in float16.
         IntegrityError: The checkpoint is damaged, or its numbers are not finite.
     """
-    started = time.monotonic()
     scorer, tokenizer = _checkpoint_scorer(inputs, evaluation, dtype, answers or workdir / _ANSWERS)
     begun = time.monotonic()
     try:
@@ -142,7 +139,7 @@ def evaluate_baseline(
             where=error.where,
             hint="set baseline.dtype: bfloat16",
         ) from error
-    evaluated = _written(scorer, items, workdir, started, seconds=round(time.monotonic() - begun, 3))
+    evaluated = _written(scorer, items, workdir, seconds=round(time.monotonic() - begun, 3))
     tokenizer.save_pretrained(evaluated.directory / _TOKENIZER)
     return evaluated
 
@@ -170,9 +167,9 @@ def evaluate_candidate(
         ConfigError: A task is unknown, its data are unreadable, or an item is too long.
         IntegrityError: The checkpoint is damaged, or the baseline was asked in another way.
     """
-    started, before = time.monotonic(), read_summary(inputs["baseline"])
+    before = read_summary(inputs["baseline"])
     scorer, _ = _checkpoint_scorer(inputs, evaluation, dtype, answers or workdir / _ANSWERS, before)
-    return _until_decided(scorer, inputs["baseline"], before, policy, workdir, started)
+    return _until_decided(scorer, inputs["baseline"], before, policy, workdir)
 
 
 def evaluate_served(
@@ -185,7 +182,7 @@ def evaluate_served(
         IntegrityError: The baseline was asked in another way.
         Transient: The server does not answer.
     """
-    started, before = time.monotonic(), read_summary(inputs["baseline"])
+    before = read_summary(inputs["baseline"])
     with sparing():
         from llm_pipeline.accuracy.scorer import Scorer
         from llm_pipeline.accuracy.served_model import ServedModel
@@ -196,11 +193,11 @@ def evaluate_served(
     tokenizer = load_tokenizer(inputs["baseline"] / _TOKENIZER)
     model = ServedModel(endpoint, tokenizer, evaluation)
     scorer = Scorer(model, tokenizer, loaded, evaluation, workdir / _ANSWERS, before.metrics)
-    return _until_decided(scorer, inputs["baseline"], before, policy, workdir, started)
+    return _until_decided(scorer, inputs["baseline"], before, policy, workdir)
 
 
-def _until_decided(  # noqa: PLR0917
-    scorer: Scorer, baseline: Path, before: EvaluationSummary, policy: AccuracyPolicy, workdir: Path, started: float
+def _until_decided(
+    scorer: Scorer, baseline: Path, before: EvaluationSummary, policy: AccuracyPolicy, workdir: Path
 ) -> tuple[Evaluated, Judgement]:
     """Ask portion by portion until the gate decides; a candidate whose numbers are not finite fails at once."""
     refuse_other_harness(before.harness, scorer.harness)
@@ -223,4 +220,4 @@ def _until_decided(  # noqa: PLR0917
             name="log-likelihoods that are numbers", verdict=Verdict.NO_GO, samples=len(items), detail=detail
         )
         judgement = judge(f"The model is broken: {error.message} ({error.where}).", [fact])
-    return _written(scorer, items, workdir, started, **facts), judgement
+    return _written(scorer, items, workdir, **facts), judgement

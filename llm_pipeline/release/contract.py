@@ -70,11 +70,10 @@ class StageRequest(Frozen):
 
 
 class Timings(Frozen):
-    """When a stage ran and where the time went, in seconds."""
+    """When a stage ran, and for how long."""
 
     started_at: datetime
     total_seconds: float
-    tool_seconds: float = 0.0
 
 
 class StageResult(Frozen):
@@ -160,15 +159,12 @@ class StageOutput:
         artifacts: Directories to publish, by output name; one of the stage's inputs is passed on by its own name.
         metrics: Small facts for the log, the UI and the report.
         judgement: The verdict, when the stage is a gate.
-        tool_seconds: Time spent inside the tool the stage exists for, with its import (torch, modelopt, lm_eval, the
-            hub's client); the rest is our overhead.
         release_id: Set by the first stage only, which names the release.
     """
 
     artifacts: Mapping[str, Produced | ArtifactRef] = field(default_factory=dict)
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     judgement: Judgement | None = None
-    tool_seconds: float = 0.0
     release_id: str | None = None
 
 

@@ -57,7 +57,7 @@ from llm_pipeline.store.signed_documents import (
 
 log = get_logger(__name__)
 
-_RECORD_FORMAT = 2
+_RECORD_FORMAT = 3
 """Raised whenever a stage's record gets another form: a store with older ones computes anew, and fails nothing."""
 
 
@@ -264,11 +264,7 @@ def _execute(request: StageRequest) -> StageResult:
             if (result := _reuse(stage, store, content.key)) is None:
                 result = _compute(stage, config, request, store, content)
                 lease.conclude(concluded(store, content, result, signed=stage.publishes))
-    timings = Timings(
-        started_at=started,
-        total_seconds=time.monotonic() - clock,
-        tool_seconds=0.0 if result.reused else result.timings.tool_seconds,
-    )
+    timings = Timings(started_at=started, total_seconds=time.monotonic() - clock)
     release_id = request.release_id if stage.name != "resolve" else result.release_id
     result = result.model_copy(update={"release_id": release_id, "subject": request.subject, "timings": timings})
     if result.judgement is None:
@@ -311,7 +307,7 @@ def _compute(
         metrics=dict(output.metrics),
         judgement=output.judgement,
         tools=content.tools,
-        timings=Timings(started_at=started, total_seconds=time.monotonic() - clock, tool_seconds=output.tool_seconds),
+        timings=Timings(started_at=started, total_seconds=time.monotonic() - clock),
     )
 
 

@@ -5,7 +5,6 @@ It reads what the baseline scored and asks nothing again: another range costs se
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,8 +40,7 @@ def run(context: StageContext[BaselineGateConfig]) -> StageOutput:
     Raises:
         IntegrityError: An evaluation is damaged.
     """
-    started = time.monotonic()
-    # here: scipy loads slowly, which is the judgement's time, and a result that is reused does not need it
+    # here: scipy loads slowly, and a result that is reused does not need it
     from llm_pipeline.accuracy.baseline_gate import judge_baseline
 
     directory, production = context.inputs["baseline"], context.inputs.get("production")
@@ -56,7 +54,7 @@ def run(context: StageContext[BaselineGateConfig]) -> StageOutput:
         before,
         maximum_cut_share=config.maximum_cut_share,
     )
-    return StageOutput(judgement=judgement, tool_seconds=time.monotonic() - started)
+    return StageOutput(judgement=judgement)
 
 
 def _asked_alike(production: Path, now: EvaluationSummary) -> list[ScoredItem]:

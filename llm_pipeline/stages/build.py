@@ -63,7 +63,6 @@ def run(context: StageContext[BuildConfig]) -> StageOutput:
     return StageOutput(
         artifacts={"engine": Produced("engine", destination)},
         metrics=metrics,
-        tool_seconds=import_seconds + sum(facts.seconds.values()),
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from typing import TYPE_CHECKING
 
 from llm_pipeline.base.errors import Fenced
@@ -87,8 +86,7 @@ def run(context: StageContext[CanaryConfig]) -> StageOutput:
         detail = f"production already serves {candidate}: no traffic was shifted"
         fact = Evidence(name="already in production", verdict=Verdict.GO, measured=1.0, samples=1, detail=detail)
         return StageOutput(judgement=judge("already in production", [fact]))
-    replay = _replay(context) if production is not None else None  # before the clock: it imports what is slow
-    started = time.monotonic()
+    replay = _replay(context) if production is not None else None
     plan = CanaryPlan(
         release_id=context.request.release_id,
         run=config.run,
@@ -100,7 +98,7 @@ def run(context: StageContext[CanaryConfig]) -> StageOutput:
     )
     with replay.sending() if replay is not None else contextlib.nullcontext():
         judgement = _judge(context, plan, router, slots)
-    return _output(context, judgement, replay, router, time.monotonic() - started)
+    return _output(context, judgement, replay, router)
 
 
 def _judge(
@@ -158,7 +156,6 @@ def _output(
     judgement: Judgement,
     replay: Replay | None,
     router: TrafficRouter,
-    live_seconds: float,
 ) -> StageOutput:
     """The judgement, which says how many of the step's requests were no users', and the canary's record."""
     record = read_canary_record(context.store, context.request.release_id, context.config.target)
@@ -187,7 +184,6 @@ def _output(
         artifacts={"canary": Produced("canary", directory)},
         metrics=metrics,
         judgement=judgement,
-        tool_seconds=live_seconds,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
@@ -54,24 +53,16 @@ def fetch(config: DownloadConfig, context: StageContext[Any]) -> StageOutput:
         Terminal: The source does not give it.
         Transient: The source cannot be reached.
     """
-    started = time.monotonic()
     from llm_pipeline.hub.download import bytes_of, download_model
-    from llm_pipeline.hub.sources import open_source  # the hub's client loads slowly, which is its own time
+    from llm_pipeline.hub.sources import open_source  # the hub's client loads slowly
 
     destination = context.workdir / CHECKPOINT
     source = open_source(config.source, config.hub, context.request.store)
     model = PinnedModel(id=config.model_id, commit=config.commit, files=config.files)
     fetched = download_model(source, model, destination)
-    seconds = time.monotonic() - started
     return StageOutput(
         artifacts={CHECKPOINT: Produced(CHECKPOINT, destination)},
-        metrics={
-            "bytes": model.size,
-            "files": len(model.files),
-            "fetched_bytes": bytes_of(fetched),
-            "seconds": round(seconds, 3),
-        },
-        tool_seconds=seconds,
+        metrics={"bytes": model.size, "files": len(model.files), "fetched_bytes": bytes_of(fetched)},
     )
 
 

@@ -7,7 +7,6 @@ it is asked, so that a missing split, a missing package or a wrong file ends the
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -84,7 +83,7 @@ def run(context: StageContext[EvalDataConfig]) -> StageOutput:
         SourceUnavailable: The source cannot be reached.
         IntegrityError: A file's bytes are wrong twice.
     """
-    started, config, tasks = time.monotonic(), context.config, context.inputs.get("tasks")
+    config, tasks = context.config, context.inputs.get("tasks")
     evaluation = CheckpointEvaluation(**config.model_dump(include=_ASKED))
     selected = select_tasks(tasks, evaluation, evaluation.tasks)
     calls: dict[AskedDataSet, list[DataCall]] = {}
@@ -122,7 +121,6 @@ def run(context: StageContext[EvalDataConfig]) -> StageOutput:
             "files": sum(len(one.files) for one in held),
             "bytes": sum(file.size for one in held for file in one.files),
         },
-        tool_seconds=time.monotonic() - started,
     )
 
 

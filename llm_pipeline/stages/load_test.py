@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -116,7 +115,6 @@ def run(context: StageContext[LoadTestConfig]) -> StageOutput:
     source = TrafficSource(config.workload, context.inputs["prompts"], count_tokens=counter)
     directory = context.workdir / "load_test"
     directory.mkdir(parents=True, exist_ok=True)
-    started = time.monotonic()
     require_served(config.endpoint, config.repository_digest)
     with LoadClient(config.endpoint) as client:
         windows = Windows(client, source, config.workload, config.policy, directory)
@@ -128,12 +126,10 @@ def run(context: StageContext[LoadTestConfig]) -> StageOutput:
     require_served(config.endpoint, config.repository_digest)
     log.info(Lines(f"the load test:{format_load_test(outcome, config.policy)}"))
     write_outcome(directory, outcome)
-    seconds = time.monotonic() - started
     return StageOutput(
         artifacts={"load_test": Produced("load_test", directory)},
-        metrics={**_metrics(outcome), "seconds": round(seconds, 3)},
+        metrics=_metrics(outcome),
         judgement=outcome.judgement,
-        tool_seconds=seconds,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -66,7 +65,6 @@ def run(context: StageContext[PackageConfig]) -> StageOutput:
         raise IntegrityError("the evaluation has no generative item to make golden prompts of", where="evaluation")
     destination = context.workdir / "repository"
     shutil.rmtree(destination, ignore_errors=True)
-    started = time.monotonic()
     written = write_repository(
         engine,
         golden,
@@ -77,11 +75,9 @@ def run(context: StageContext[PackageConfig]) -> StageOutput:
         model=config.model,
         chat_template_arguments=config.chat_template_arguments,
     )
-    seconds = time.monotonic() - started
     return StageOutput(
         artifacts={"repository": Produced("model_repository", destination)},
         metrics={("repository_bytes" if name == "bytes" else name): value for name, value in asdict(written).items()},
-        tool_seconds=seconds,
     )
 
 

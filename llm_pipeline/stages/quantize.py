@@ -103,7 +103,7 @@ def run(context: StageContext[QuantizeConfig]) -> StageOutput:
     seconds |= quantizer.seconds
     metrics |= quantizer.facts | peak_bytes()
     metrics |= {f"seconds_{step}": round(spent, 3) for step, spent in seconds.items()}
-    return StageOutput(artifacts=artifacts, metrics=metrics, tool_seconds=sum(seconds.values()))
+    return StageOutput(artifacts=artifacts, metrics=metrics)
 
 
 def _fetch(context: StageContext[QuantizeConfig]) -> StageOutput:

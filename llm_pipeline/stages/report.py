@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from llm_pipeline.base.collector import sparing
@@ -29,7 +28,6 @@ def run(context: StageContext[ReportConfig]) -> StageOutput:
     from llm_pipeline.reporting.collect import collect
     from llm_pipeline.reporting.html import render_report
 
-    clock = time.monotonic()
     release_id = context.request.release_id
     data = collect(context.store, release_id)
     html = render_report(data).encode()
@@ -41,7 +39,7 @@ def run(context: StageContext[ReportConfig]) -> StageOutput:
         write_summary(context.store, release_id)
     except PipelineError as error:  # the list reads its records instead
         log.warning("the summary for the list of releases is not written", reason=str(error))
-    return StageOutput(metrics={"report": where, "bytes": len(html)}, tool_seconds=time.monotonic() - clock)
+    return StageOutput(metrics={"report": where, "bytes": len(html)})
 
 
 def request(_flow: ReleaseProgress, _subject: str) -> tuple[ReportConfig, Inputs]:

@@ -55,7 +55,6 @@ def evaluation_output(evaluated: Evaluated, judgement: Judgement | None = None) 
         artifacts={"evaluation": Produced("evaluation", evaluated.directory)},
         metrics=evaluated.metrics(),
         judgement=judgement,
-        tool_seconds=evaluated.tool_seconds,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -75,10 +74,8 @@ def run(context: StageContext[ResolveConfig]) -> StageOutput:
         Terminal: The source refuses the model, or it does not fit on the disks.
         Transient: The source cannot be reached.
     """
-    clock = time.monotonic()
-    from llm_pipeline.hub.sources import open_source  # the hub's client loads slowly, which is its own time
+    from llm_pipeline.hub.sources import open_source  # the hub's client loads slowly
 
-    source_seconds = time.monotonic() - clock
     with each_file_read_once():
         plan = plan_release(
             Path(context.config.config_path),
@@ -91,7 +88,7 @@ def run(context: StageContext[ResolveConfig]) -> StageOutput:
         loaded = context.config.loaded
     for warning in plan.warnings:
         log.warning(f"plan: {warning}")
-    clock, asked = time.monotonic(), loaded.release.model
+    asked = loaded.release.model
     source = open_source(asked.source, loaded.deployment.hub, loaded.deployment.store)
     model = source.resolve(asked.id, context.config.revision or asked.revision)
     checkpoints = {
@@ -101,7 +98,6 @@ def run(context: StageContext[ResolveConfig]) -> StageOutput:
         for recipe in loaded.release.recipes
         if (ready := ready_checkpoint(recipe)) is not None
     }
-    source_seconds += time.monotonic() - clock
     for fetched in (model, *checkpoints.values()):
         require_license(fetched, loaded.release.model.licenses)
     before = released_before(context.store, loaded.release.name)
@@ -152,7 +148,6 @@ def run(context: StageContext[ResolveConfig]) -> StageOutput:
             **{f"commit_of_{recipe}": checkpoint.commit for recipe, checkpoint in checkpoints.items()},
             "license_change": change,
         },
-        tool_seconds=source_seconds,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from llm_pipeline.base.records import Metric
@@ -29,16 +28,15 @@ class RollbackConfig(PlaceConfig):
 
 def run(context: StageContext[RollbackConfig]) -> StageOutput:
     """Roll an unfinished canary back; say what was found."""
-    config, started = context.config, time.monotonic()
+    config = context.config
     router = router_as_it_is(config.place.router, slot_servers(config.place), config.router_state)
     slots, patience = config.slots(context.store), Patience.with_router(config.place.router)
     place = ServedPlace(context.store, config.model_id, config.target, router, slots, patience)
     record = ensure_rolled_back(place, context.request.release_id, leave_paused=config.leave_paused)
-    seconds = time.monotonic() - started
     metrics: dict[str, Metric] = {"phase": record.phase.value if record else "never began"}
     if record is not None and record.phase is Phase.ROLLED_BACK:
         metrics["traffic_confirmed"] = int(bool(record.traffic_confirmed))
-    return StageOutput(metrics=metrics, tool_seconds=seconds)
+    return StageOutput(metrics=metrics)
 
 
 def request(flow: ReleaseProgress, subject: str) -> tuple[RollbackConfig, Inputs]:

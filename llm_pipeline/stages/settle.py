@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from llm_pipeline.canary.router import Patience, TrafficRouter
@@ -39,7 +38,7 @@ def run(context: StageContext[SettleConfig]) -> StageOutput:
     def find_router(production: Pointer) -> TrafficRouter:
         return config.open_router(production.slot, owner="settlement")
 
-    patience, started = Patience.with_router(config.place.router), time.monotonic()
+    patience = Patience.with_router(config.place.router)
     state = promote(
         context.store,
         config.target,
@@ -50,10 +49,8 @@ def run(context: StageContext[SettleConfig]) -> StageOutput:
         find_router=find_router,
         patience=patience,
     )
-    seconds = time.monotonic() - started
     production, previous = state.production, state.way_back_to
     return StageOutput(
-        tool_seconds=seconds,
         metrics={
             "production": production.release_id if production else None,
             "slot": production.slot if production else None,

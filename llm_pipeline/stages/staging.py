@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from importlib import import_module
 from threading import Thread
 from typing import TYPE_CHECKING
@@ -61,11 +60,9 @@ def run(context: StageContext[StagingConfig]) -> StageOutput:
     try:
         from llm_pipeline.serving.probes import probe
 
-        started = time.monotonic()
         require_served(server.endpoint, server.digest)
         golden = read_golden(context.inputs["repository"])
         judgement = asyncio.run(probe(server.endpoint, golden, config.policy))
-        seconds = time.monotonic() - started
     except BaseException:
         control.stop()
         raise
@@ -76,11 +73,9 @@ def run(context: StageContext[StagingConfig]) -> StageOutput:
         metrics={
             "endpoint": server.endpoint.url,
             "ready_seconds": server.ready_seconds,
-            "probe_seconds": round(seconds, 3),
             "golden_match_fraction": matched[0] if matched else None,
         },
         judgement=judgement,
-        tool_seconds=server.ready_seconds + seconds,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,16 +36,13 @@ def run(context: StageContext[StagingDownConfig]) -> StageOutput:
     Raises:
         Transient: The place cannot be reached, or something does not end.
     """
-    config, started = context.config, time.monotonic()
+    config = context.config
     control = open_control(config.place, config.slot)
     was_running = control.find() is not None
     control.stop(drain_seconds=config.drain_seconds)
     if config.comparison_state:
         stop_server(Path(config.comparison_state))
-    seconds = time.monotonic() - started
-    return StageOutput(
-        metrics={"was_running": int(was_running), "stop_seconds": round(seconds, 3)}, tool_seconds=seconds
-    )
+    return StageOutput(metrics={"was_running": int(was_running)})
 
 
 def request(flow: ReleaseProgress, subject: str) -> tuple[StagingDownConfig, Inputs]:

@@ -117,7 +117,7 @@ class SampleRelease:
             metrics=metrics or {},
             judgement=judgement,
             tools={"nvidia-modelopt": "0.47.0"} if stage == "quantize" else {},
-            timings=Timings(started_at=self._clock, total_seconds=seconds, tool_seconds=0.8 * seconds),
+            timings=Timings(started_at=self._clock, total_seconds=seconds),
         )
         self.store.write_document(results_name(RELEASE, stage, subject), result.model_dump(mode="json"), None)
         self._clock += timedelta(seconds=seconds)

@@ -53,7 +53,6 @@ def test_a_build_publishes_an_engine_with_everything_the_report_needs_and_a_seco
     assert first.metrics["engine_bytes"] == facts.bytes > 0
     assert first.metrics["weight_format"] == "native"
     assert {"seconds_import", "seconds_trace", "seconds_weights", "seconds_load"} <= set(first.metrics)
-    assert first.timings.tool_seconds > 0
     again = execute(request_build())
     assert again.reused
     assert again.artifacts == first.artifacts
