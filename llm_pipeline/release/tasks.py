@@ -9,7 +9,7 @@ A task is what Airflow draws: mapped over the items of its lane. Its instances a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -128,35 +128,7 @@ def release_tasks(release: ResolvedRelease, recipes: Sequence[str]) -> tuple[Tas
         for lane in _lanes(group, release, recipes) if group else (None,):
             for step, percent in _with_percents(steps, release):
                 tasks.append(_task(step, percent, lane, tasks))
-    return tuple(_without_implied(tasks))
-
-
-def _without_implied(tasks: Iterable[Task]) -> Iterator[Task]:
-    """The tasks without edges that others imply, so that the graph can be read.
-
-    What is left out has ended whenever the other has; for a task that starts only if all went well, it went well
-    whenever the other did. Questions stay: a no skips what comes directly after.
-    """
-    ended: dict[str, frozenset[str]] = {}  # by a task: what has ended whenever it has
-    well: dict[str, frozenset[str]] = {}  # by a task: what ended well whenever it did
-    questions, deciding = set[str](), set[str]()
-    for task in tasks:
-        always, all_good = task.start is Start.ALWAYS or not task.step.decides, task.start is Start.ALL_GOOD
-        implied = ended if always else well if all_good else {}
-        # What clears up decides nothing: without an edge of its own, a task before it would be the last that decides.
-        by = [other for other in task.after if other in deciding or not task.step.decides]
-        left_out = {name for other in by for name in implied.get(other, frozenset()) & ended[other]}
-        after = tuple(name for name in task.after if name in questions or name not in left_out)
-        behind = [ended[name] | {name} for name in after] or [frozenset[str]()]
-        early = not questions.isdisjoint(after) or not (always or task.start is Start.ANY_GOOD)
-        ended[task.id] = (frozenset.intersection if early else frozenset.union)(*behind)
-        good = {name for need in task.needs for name in need.tasks}.union(() if always or not all_good else after)
-        well[task.id] = frozenset(good.union(*(well[name] for name in good)))
-        if task.step.kind is Kind.QUESTION:
-            questions.add(task.id)
-        if task.step.decides:
-            deciding.add(task.id)
-        yield replace(task, after=after)
+    return tuple(tasks)
 
 
 def instances(tasks: Iterable[Task]) -> Iterator[Instance]:

@@ -110,11 +110,6 @@ def test_a_worker_makes_only_the_dag_it_runs(project, monkeypatch, dag_id):
     assert set(dags_of((project.config.parent,))) == {dag_id}
 
 
-def test_a_directory_that_is_not_there_is_an_error(tmp_path):
-    with pytest.raises(ConfigError, match="no such directory"):
-        check_release_configs((tmp_path / "nowhere",))
-
-
 @pytest.fixture
 def odd(project, monkeypatch) -> Path:
     """A release config that makes the program fail as nobody expected."""

@@ -92,6 +92,8 @@ def test_no_folder_at_all_is_an_error_that_says_what_to_set(tmp_path, monkeypatc
     with pytest.raises(ConfigError, match="no directory of release configs: neither nowhere-at-all") as refused:
         check_release_configs(folders)
     assert "AIRFLOW__LLM_PIPELINE__RELEASES" in refused.value.hint
+    with pytest.raises(ConfigError, match="no such directory"):
+        check_release_configs((tmp_path / "nowhere",))
 
 
 def test_the_packages_bundle_holds_dags_that_follow_the_option(teams, monkeypatch):

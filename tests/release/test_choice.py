@@ -206,37 +206,27 @@ def test_the_cost_is_the_hour_by_its_tokens_between_the_bounds_of_the_windows(pa
     assert TokenCost.of_metrics(cost.metrics) == cost
 
 
-def test_what_the_search_left_open_makes_the_cost_less_sure(paced: Paced) -> None:
-    def point(rate: float, verdict: Verdict) -> RatePoint:
-        return RatePoint(rate_per_second=rate, good_fraction=1.0, verdict=verdict, window="w")
-
-    sure = token_cost(paced(1000.0, 1000.0, 1000.0), 3.6, "USD")
-    coarse = paced(1000.0, 1000.0, 1000.0, rates=(point(20.0, Verdict.GO), point(25.0, Verdict.NO_GO)))
-    open_cost = token_cost(coarse, 3.6, "USD")
-    assert sure is not None
-    assert open_cost is not None
-    assert (sure.lower, sure.upper) == (pytest.approx(1.0), pytest.approx(1.0))
-    assert (open_cost.lower, open_cost.upper) == (pytest.approx(0.8), pytest.approx(1.0))
+def point(rate: float, verdict: Verdict) -> RatePoint:
+    return RatePoint(rate_per_second=rate, good_fraction=1.0, verdict=verdict, window="w")
 
 
-def test_a_search_that_ended_before_a_rate_failed_leaves_open_what_the_engine_can_do(paced: Paced) -> None:
-    outcome = paced(1000.0, 1000.0, 1000.0)
-    ceiling = outcome.windows[0].model_copy(update={"name": "ceiling", "phase": "ceiling", "answered_per_second": 40.0})
-    cost = token_cost(outcome.model_copy(update={"windows": (ceiling, *outcome.windows)}), 3.6, "USD")
-    assert cost is not None
-    assert (cost.lower, cost.upper) == (pytest.approx(0.5), pytest.approx(1.0))
-
-
-def test_a_rate_that_was_not_confirmed_bounds_the_one_that_was(paced: Paced) -> None:
-    failed = paced(1000.0).windows[0].model_copy(update={"name": "confirmation-0-0", "offered_per_second": 27.0})
-    outcome = paced(1000.0, 1000.0, 1000.0)
+def test_what_is_not_known_of_the_highest_rate_makes_the_cost_less_sure(paced: Paced) -> None:
+    sure = paced(1000.0, 1000.0, 1000.0)
     offered = [17.5, 18.5, 18.0]  # what a window had of the rate differs
     held = [
-        one.model_copy(update={"offered_per_second": rate}) for one, rate in zip(outcome.windows, offered, strict=True)
+        one.model_copy(update={"offered_per_second": rate}) for one, rate in zip(sure.windows, offered, strict=True)
     ]
-    cost = token_cost(outcome.model_copy(update={"windows": (failed, *held)}), 3.6, "USD")
-    assert cost is not None
-    assert cost.lower == pytest.approx(18 / 27)
+    ceiling = sure.windows[0].model_copy(update={"name": "ceiling", "phase": "ceiling", "answered_per_second": 40.0})
+    failed = sure.windows[0].model_copy(update={"name": "confirmation-0-0", "offered_per_second": 27.0})
+    for outcome, lower in (
+        (sure, 1.0),
+        (paced(1000.0, 1000.0, 1000.0, rates=(point(20.0, Verdict.GO), point(25.0, Verdict.NO_GO))), 0.8),
+        (sure.model_copy(update={"windows": (ceiling, *sure.windows)}), 0.5),  # the search ended before a rate failed
+        (sure.model_copy(update={"windows": (failed, *held)}), 18 / 27),  # a rate that was not confirmed
+    ):
+        cost = token_cost(outcome, 3.6, "USD")
+        assert cost is not None
+        assert (cost.lower, cost.upper) == (pytest.approx(lower), pytest.approx(1.0))
 
 
 @pytest.mark.parametrize("changes", [{"confirmed_rate_per_second": None}, {"windows": ()}])
