@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
+from typing import Any
 
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.place_state import PlaceState, Pointer, edit_place
+
+SERVED = ArtifactRef(kind="model_repository", digest="a" * 64)
+
+
+def pointer(release_id: str, **known: Any) -> Pointer:
+    """A release in a slot, of a repository that nobody made."""
+    told = {"repository": SERVED, "slot": "blue", "recipe": "none", "promoted_at": datetime.now(UTC)}
+    return Pointer(release_id=release_id, **told | known)
 
 
 def serve(
@@ -18,12 +28,6 @@ def serve(
     keep_until: datetime | None = None,
 ) -> PlaceState:
     """Write down what serves, and what served before; all else of the place stays."""
-    before = model_id if previous is not None else ""
-    changes = {
-        "model_id": model_id,
-        "production": production,
-        "previous": previous,
-        "previous_model": before,
-        "keep_until": keep_until,
-    }
+    changes = {"model_id": model_id, "production": production, "previous": previous, "keep_until": keep_until}
+    changes["previous_model"] = model_id if previous is not None else ""
     return edit_place(store, place, lambda state: state.model_copy(update=changes))

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from place_here import serve
+from place_here import pointer, serve
 from resolved_release import tiny_release
 
 from llm_pipeline.artifacts.pinned import PinnedModel
@@ -27,7 +27,7 @@ from llm_pipeline.release.newest import note_release
 from llm_pipeline.release.record import ReleaseRecord, release_record_name
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.lease import Lease
-from llm_pipeline.store.place_state import Pointer, read_place
+from llm_pipeline.store.place_state import read_place
 from llm_pipeline.store.provenance import Provenance
 from llm_pipeline.store.signed_documents import replace_document, write_signed
 
@@ -154,14 +154,8 @@ class History:
 
     def settle(self, release_id: str) -> None:
         pointers = read_place(self.store, TARGET)
-        pointer = Pointer(
-            release_id=release_id,
-            repository=self.repository(release_id),
-            slot="blue",
-            recipe="fp8",
-            promoted_at=self.now,
-        )
-        serve(self.store, MODEL, TARGET, pointer, previous=pointers.production)
+        now = pointer(release_id, repository=self.repository(release_id), recipe="fp8", promoted_at=self.now)
+        serve(self.store, MODEL, TARGET, now, previous=pointers.production)
 
     def roll_back(self) -> None:
         pointers = read_place(self.store, TARGET)

@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from place_here import serve
+from place_here import pointer, serve
 from resolved_release import tiny_release
 
 from llm_pipeline.artifacts.pinned import PinnedModel
@@ -26,7 +26,6 @@ from llm_pipeline.release_progress import MissingResult, ReleaseProgress
 from llm_pipeline.stages.canary import CanaryConfig
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.lease import Lease
-from llm_pipeline.store.place_state import Pointer
 
 MORNING = datetime(2026, 1, 5, 9, tzinfo=UTC)
 RECIPES = dict.fromkeys(("int3", "int4", "int8", "fp8", "nowhere"), "int8_weight_only") | {"none": "none"}
@@ -211,8 +210,7 @@ def scored(store: ArtifactStore, release_id: str, directory: Path) -> ArtifactRe
 def test_the_baseline_is_judged_beside_that_of_the_release_in_production(store, tmp_path) -> None:
     own, before = scored(store, "r1", tmp_path / "own"), scored(store, "r0", tmp_path / "before")
     assert flow(store, MORNING).request("baseline_gate").inputs == {"baseline": own}
-    production = Pointer(repository=REPOSITORY, release_id="r0", slot="blue", promoted_at=MORNING, recipe="none")
-    serve(store, "demo/tiny", "cpu", production)
+    serve(store, "demo/tiny", "cpu", pointer("r0"))
     assert flow(store, MORNING).request("baseline_gate").inputs == {"baseline": own, "production": before}
     store.remove(before)
     assert flow(store, MORNING).request("baseline_gate").inputs == {"baseline": own}

@@ -20,13 +20,7 @@ from pydantic import JsonValue, ValidationError
 
 from llm_pipeline.base.collector import imports_done
 from llm_pipeline.base.digest import sha256_json
-from llm_pipeline.base.errors import (
-    ConfigError,
-    InternalError,
-    Unsupported,
-    as_pipeline_error,
-    is_unexpected,
-)
+from llm_pipeline.base.errors import ConfigError, InternalError, Unsupported, as_pipeline_error, is_unexpected
 from llm_pipeline.base.logging import FAILURES, Lines, get_logger
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.base.verdict import Verdict

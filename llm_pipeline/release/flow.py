@@ -46,10 +46,7 @@ RECIPES = Group(
     one="Recipe",
     words="Quantize and judge, recipe by recipe",
     over=Scope.RECIPE,
-    in_turn=InTurn(
-        after=("accuracy", "baseline_gate"),
-        needs=_PREPARED,
-    ),
+    in_turn=InTurn(after=("accuracy", "baseline_gate"), needs=_PREPARED),
     side_by_side=lambda release: release.ladder.strategy == "every",
 )
 TRIALS = Group(
@@ -73,11 +70,7 @@ PROMOTION = Group(
     one="Promotion",
     words="To production",
     over=Scope.TARGET,
-    in_turn=InTurn(
-        after=(APPROVAL, "rollback"),
-        needs=(Need(APPROVAL, Ending.SKIPPED),),
-        stopped_by="settle",
-    ),
+    in_turn=InTurn(after=(APPROVAL, "rollback"), needs=(Need(APPROVAL, Ending.SKIPPED),), stopped_by="settle"),
     offered_by=APPROVAL,
 )
 

@@ -60,10 +60,7 @@ def run(context: StageContext[BuildConfig]) -> StageOutput:
         "seconds_import": round(import_seconds, 3),
         **{f"seconds_{phase}": seconds for phase, seconds in facts.seconds.items()},
     }
-    return StageOutput(
-        artifacts={"engine": Produced("engine", destination)},
-        metrics=metrics,
-    )
+    return StageOutput(artifacts={"engine": Produced("engine", destination)}, metrics=metrics)
 
 
 def _inputs(context: StageContext[BuildConfig]) -> BuildInputs:

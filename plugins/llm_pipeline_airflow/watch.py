@@ -29,13 +29,7 @@ from llm_pipeline.config.release import Watch
 from llm_pipeline.config.store import Store
 from llm_pipeline.hub.watch import DAY, Reference, Trouble, WatchDecision, WatchState, decide
 from llm_pipeline.release.loading import LoadedRelease
-from llm_pipeline.release.watch_record import (
-    WatchStatus,
-    read_claim,
-    read_claims,
-    read_status,
-    write_status,
-)
+from llm_pipeline.release.watch_record import WatchStatus, read_claim, read_claims, read_status, write_status
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline_airflow.connections import fetch_secrets
 from llm_pipeline_airflow.dag_options import cron_timetable

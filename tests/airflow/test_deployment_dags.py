@@ -16,19 +16,17 @@ from llm_pipeline_airflow.deployment_dags import FoundWrong, GuardOperator, Roll
 from llm_pipeline_airflow.discovery import all_dags, dags_of
 from llm_pipeline_airflow.faults import Refused
 from llm_pipeline_airflow.notifications import ReleaseNotifier
-from place_here import serve
+from place_here import SERVED, pointer, serve
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.operations.switching import end_here
 from llm_pipeline.store import ArtifactStore, open_store
-from llm_pipeline.store.place_state import Pointer, WayBack, edit_place
+from llm_pipeline.store.place_state import WayBack, edit_place
 
 WORKERS = "workers: { targets: { cpu-b: { queue: on-b, pool: gpus-b } } }\n"
 FORM = {"model": "demo/tiny", "target": "cpu-a", "release": "", "reason": "it answers nonsense"}
-REPOSITORY = ArtifactRef(kind="model_repository", digest="2" * 64)
 SINCE = datetime.now(UTC)
 RUN = SimpleNamespace(run_id="manual__1", triggering_user_name="anna")
 
@@ -45,8 +43,7 @@ def made(project, kind: str) -> DAG:
 def serving(deployment: Path) -> ArtifactStore:
     """The deployment's store, which says that a release serves whose repository is gone."""
     store = open_store(load_yaml(deployment, Deployment).store)
-    pointer = Pointer(release_id="r2", repository=REPOSITORY, slot="green", recipe="none", promoted_at=SINCE)
-    serve(store, "demo/tiny", "cpu-a", pointer)
+    serve(store, "demo/tiny", "cpu-a", pointer("r2", slot="green"))
     return store
 
 
@@ -111,7 +108,7 @@ def test_the_guard_runs_as_a_process_and_says_little(deployment, caplog):
 
 def test_the_log_of_a_rollback_ends_with_what_serves_and_a_refusal_is_not_tried_again(deployment, caplog):
     store = serving(deployment)
-    left = WayBack(left="r3", to="r2", by="anna", asked_at=SINCE, repository=REPOSITORY, done=True)
+    left = WayBack(left="r3", to="r2", by="anna", asked_at=SINCE, repository=SERVED, done=True)
     edit_place(store, "cpu-a", lambda state: state.model_copy(update={"way_back": left}))
     operator = RollBackOperator(task_id="roll_back", deployment_file=str(deployment), subject="cpu-a")
     with caplog.at_level(logging.INFO):

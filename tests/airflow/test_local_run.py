@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 import shutil
-from datetime import UTC, datetime
 
 import pytest
 from flow_cases import CASES, RECIPES, TARGETS, Case, walk
-from place_here import serve
+from place_here import pointer, serve
 
 from llm_pipeline.base.errors import ExitCode, IntegrityError, PipelineError
 from llm_pipeline.base.logging import FAILURES
-from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.cli import main
 from llm_pipeline.local_run import LocalRun
@@ -22,7 +20,6 @@ from llm_pipeline.release.rules import run_fails
 from llm_pipeline.release.step import Ending
 from llm_pipeline.release.tasks import release_tasks
 from llm_pipeline.store import open_store
-from llm_pipeline.store.place_state import Pointer
 
 QUICK = {"load_test refuses cpu-a", "canary cpu-a:5 refused", "error in build", "production declined"}
 
@@ -81,10 +78,8 @@ def test_a_step_that_a_person_declines_is_followed_by_the_rollback_as_the_rules_
     release.edit("policies/quick", "[5, 100]", "[5, 100], approve_before_percent: [100]")
     loaded = load_release(release.config)
     store = open_store(loaded.deployment.store)
-    old = ArtifactRef(kind="model_repository", digest="a" * 64)
     for target in TARGETS:  # what a release replaces is compared with, and asked about
-        before = Pointer(release_id="r1", repository=old, slot="blue", recipe="none", promoted_at=datetime.now(UTC))
-        serve(store, loaded.release.model.id, target, before)
+        serve(store, loaded.release.model.id, target, pointer("r1"))
     in_process.ran.clear()
     asked = []
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import runpy
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,10 @@ from airflow.utils.session import create_session
 from llm_pipeline_airflow.assets import live_model
 from llm_pipeline_airflow.dag_factory import release_dag
 from llm_pipeline_airflow.notifications import ReleaseNotifier
-from place_here import serve
+from place_here import pointer, serve
 from sqlalchemy import select
 
-from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.store import open_store
-from llm_pipeline.store.place_state import Pointer
 
 pytestmark = pytest.mark.slow
 DAGS = Path(__file__).parent / "own_dags"
@@ -43,11 +40,8 @@ def test_a_release_in_ones_own_dag_runs_between_its_tasks_and_tells_by_an_asset_
     assert weekly.tags == {"mine", "release__one"}
     assert weekly.get_task("promotion_1.settle").owner == "llm-pipeline"
     assert len(weekly.get_task("download").on_failure_callback) == 2
-    repository = ArtifactRef(kind="model_repository", digest="a" * 64)
-    pointer = Pointer(
-        release_id=RELEASE, repository=repository, slot="blue", recipe="small", promoted_at=datetime.now(UTC)
-    )
-    serve(open_store(f"file://{project.root}/store"), "demo/tiny", "cpu-a", pointer)  # the stages do no work in tests
+    store = open_store(f"file://{project.root}/store")  # the stages do no work in tests
+    serve(store, "demo/tiny", "cpu-a", pointer(RELEASE, recipe="small"))
     run = weekly.test()
     assert run.state == "success"
     tasks = sorted((ti for ti in run.get_task_instances() if ti.start_date), key=lambda ti: ti.start_date)
@@ -57,7 +51,8 @@ def test_a_release_in_ones_own_dag_runs_between_its_tasks_and_tells_by_an_asset_
     assert ("promotion_1.rollback", "skipped") in {(ti.task_id, str(ti.state)) for ti in tasks}
     with create_session() as session:
         of_place = select(AssetEvent.extra).join(AssetModel, AssetModel.id == AssetEvent.asset_id)
-        (event,) = session.scalars(of_place.where(AssetModel.uri == live_model("here", "demo/tiny", "cpu-a").uri))
+        uri = live_model("here", "demo/tiny", "cpu-a").uri  # of other tests' releases, too
+        (event,) = session.scalars(of_place.where(AssetModel.uri == uri, AssetEvent.source_dag_id == "weekly"))
     assert (event["happened"], event["release"], event["recipe"]) == ("promoted", RELEASE, "small")
     assert event["commit"] == "0123456789abcdef0123456789abcdef01234567"
     assert event["metrics"]["load_test"]["bytes"] == 1005

@@ -7,24 +7,22 @@ import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from place_here import serve
+from place_here import pointer, serve
 from real_airflow import Run
 from waiting import until
 
 from llm_pipeline.base import detached
-from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.demo.local_airflow import AirflowClient
 from llm_pipeline.operations.decisions import decide
 from llm_pipeline.release.record import read_release_record
 from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.store import open_store
-from llm_pipeline.store.place_state import Pointer, read_place
+from llm_pipeline.store.place_state import read_place
 
 pytestmark = pytest.mark.slow
 
@@ -96,9 +94,7 @@ def denied(client, release, tmp_path_factory) -> Run:
     """A run whose worker was killed while it quantized, and whose second canary step a person denied."""
     forget_what_was_computed(release)
     store = open_store(f"file://{release.root}/store")
-    served = ArtifactRef(kind="model_repository", digest="a" * 64)
-    old = Pointer(release_id="old", repository=served, slot="blue", recipe="none", promoted_at=datetime.now(UTC))
-    serve(store, "demo/tiny", "cpu-a", old)
+    serve(store, "demo/tiny", "cpu-a", pointer("old"))
     marker, found_again = (tmp_path_factory.mktemp("marks") / name for name in ("started", "found again"))
     release.script(**{"quantize/small": {"until": str(found_again), "file": str(marker)}})
     run = trigger(client, DAG_OF_ONE_TARGET)

@@ -11,7 +11,7 @@ import pytest
 from llm_pipeline_airflow.approvals import StepApprovalOperator
 from llm_pipeline_airflow.dag_factory import release_dag
 from llm_pipeline_airflow.faults import Refused
-from place_here import serve
+from place_here import pointer, serve
 
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
@@ -21,9 +21,9 @@ from llm_pipeline.config.store import store_settings
 from llm_pipeline.release.contract import StageResult, Timings
 from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.store import open_store
-from llm_pipeline.store.place_state import Pointer, read_place
+from llm_pipeline.store.place_state import read_place
 
-OLD, NEW = (ArtifactRef(kind="model_repository", digest=letter * 64) for letter in "ab")
+NEW = ArtifactRef(kind="model_repository", digest="b" * 64)
 RUN = datetime(2026, 11, 1, tzinfo=UTC)
 CONTEXT = {"ti": SimpleNamespace(xcom_pull=lambda **_: [{"subject": "cpu-a"}])}
 ASKED = "asked"
@@ -55,8 +55,7 @@ class Released:
 @pytest.fixture
 def store(tmp_path):
     store = open_store(f"file://{tmp_path}/store")
-    old = Pointer(release_id="r1", repository=OLD, slot="blue", recipe="none", promoted_at=RUN)
-    serve(store, "demo/tiny", "cpu-a", old)
+    serve(store, "demo/tiny", "cpu-a", pointer("r1"))
     return store
 
 

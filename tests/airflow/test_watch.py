@@ -17,10 +17,9 @@ from llm_pipeline_airflow import watch as watch_module
 from llm_pipeline_airflow.commit_of_run import revision_of_run, run_name
 from llm_pipeline_airflow.dag_factory import release_dag
 from llm_pipeline_airflow.watch import STATE_KEY, HubRevisionTrigger, WatchedRevision, release_schedule, watched_asset
-from place_here import serve
+from place_here import pointer, serve
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.hub import watch as policy
 from llm_pipeline.hub.access import connect
 from llm_pipeline.hub.hub_source import HubSource
@@ -30,7 +29,6 @@ from llm_pipeline.release.loading import LoadedRelease, load_release
 from llm_pipeline.release.record import ReleaseRecord, release_record_name
 from llm_pipeline.release.watch_record import Claim, claim_commit, read_status
 from llm_pipeline.store import ArtifactStore, open_store
-from llm_pipeline.store.place_state import Pointer
 
 from ..hub.conftest import LocalHub, local_hub  # noqa: F401, TID252 - a fixture of the hub's tests
 
@@ -300,12 +298,8 @@ def promote(watching: Watching, commit: str, *targets: str, **changes: Any) -> N
         created_at=_now(),
     )  # fmt: skip
     watching.store.write_document(release_record_name(record.release_id), record.model_dump(mode="json"), None)
-    pointer = Pointer(
-        release_id=record.release_id, repository=ArtifactRef(kind="model_repository", digest="0" * 64),
-        slot="blue", recipe="small", promoted_at=_now(),
-    )  # fmt: skip
     for target in targets:
-        serve(watching.store, "demo/tiny", target, pointer)
+        serve(watching.store, "demo/tiny", target, pointer(record.release_id))
 
 
 def scheduled(watching: Watching, run_id: str = "run 9", unfinished: tuple[str, ...] = ()) -> str | None:

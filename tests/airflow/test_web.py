@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
@@ -15,13 +15,11 @@ from fastapi.testclient import TestClient
 from llm_pipeline_airflow import web
 from llm_pipeline_airflow.links import ReleaseReportLink
 from llm_pipeline_airflow.plugin import LlmPipelinePlugin
-from place_here import serve
+from place_here import pointer, serve
 from store_history import History, a_refused_and_a_serving_release
 
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
-from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.store import open_store
-from llm_pipeline.store.place_state import Pointer
 
 KEY = SimpleNamespace(dag_id="release__tiny", run_id="manual__2026-01-01T00:00:00+00:00")
 REPORT = "/dags/release__tiny/runs/manual/report"
@@ -102,10 +100,7 @@ class Answering(BaseHTTPRequestHandler):
 
 
 def test_what_serves_is_asked_now(client, two_releases, project):
-    repository = ArtifactRef(kind="model_repository", digest="a" * 64)
-    since = datetime(2026, 1, 1, tzinfo=UTC)
-    pointer = Pointer(release_id=two_releases[1], repository=repository, slot="blue", recipe="fp8", promoted_at=since)
-    serve(open_store(f"file://{project.root}/store"), "demo/tiny", "cpu-a", pointer)
+    serve(open_store(f"file://{project.root}/store"), "demo/tiny", "cpu-a", pointer(two_releases[1]))
     url = "http://127.0.0.1:18621"
     assert f"<td class=problem>{url} gives no answer here (ConnectError)" in client.get("/releases").text
     with HTTPServer(("127.0.0.1", 18621), Answering) as server:

@@ -54,12 +54,6 @@ def test_a_server_in_trouble_gets_no_second_job(place, cluster, status):
     assert place.runner().submit(place.request(), HERE) == job
 
 
-def test_what_the_account_may_not_do_is_said_with_what_it_needs(place, cluster):
-    cluster.answer(403, times=1)
-    with pytest.raises(ConfigError, match="create, get, list and delete Jobs"):
-        place.scripted("sleep 60").submit(place.request(), HERE)
-
-
 def test_log_lines_come_once_through_lost_answers_and_rotation(place, cluster):
     runner, lines, offset = place.scripted(_TALKER), [], 0
     job = runner.submit(place.request(), HERE)
@@ -118,32 +112,30 @@ def test_a_pod_on_a_node_that_does_not_answer_holds_nobody_up_and_gets_no_second
     assert cluster.names() == [job.name]
 
 
-def test_a_pod_that_ends_well_without_an_outcome_in_the_store_has_not_succeeded(place):
-    runner = place.scripted("exit 0")
+@pytest.mark.parametrize(
+    ("script", "settings", "error", "says"),
+    [
+        ("exit 0", {}, StageCrashed, r"Completed .exit code 0."),  # no outcome in the store
+        ("", {"image": "No Image"}, RemoteStageError, "InvalidImageName"),
+    ],
+)
+def test_a_pod_without_an_outcome_says_how_it_ended(place, script, settings, error, says):
+    runner = place.scripted(script, **settings)
     job = runner.submit(place.request(), HERE)
     place.ended(runner, job)
-    with pytest.raises(StageCrashed, match=r"Completed .exit code 0."):
+    with pytest.raises(error, match=says):
         runner.outcome(job)
 
 
 def test_an_image_that_cannot_be_pulled_is_a_terminal_error_for_every_worker(place, cluster):
-    runner = place.scripted("", image="registry.test/no/such:1")
-    job = runner.submit(place.request(), HERE)
-    assert runner.is_active(job), "a registry may come back"
-    late = place.scripted("", image="registry.test/no/such:1", start_timeout_minutes=1e-6)
-    place.ended(late, job)
+    cluster.missing_images.add(image := "registry.test/no/such:1")
+    job = place.scripted("", image=image).submit(place.request(), HERE)
+    assert place.runner().is_active(job), "a registry may come back"
+    place.ended(place.scripted("", image=image, start_timeout_minutes=1e-6), job)
     assert cluster.names() == []
     with pytest.raises(RemoteStageError, match=r"ImagePullBackOff: .*no/such:1") as caught:
         place.runner().outcome(job)
     assert caught.value.exit_code == ConfigError.exit_code
-
-
-def test_an_image_s_name_that_is_none_is_a_terminal_error_at_once(place):
-    runner = place.scripted("", image="No Image")
-    job = runner.submit(place.request(), HERE)
-    place.ended(runner, job)
-    with pytest.raises(RemoteStageError, match="InvalidImageName"):
-        runner.outcome(job)
 
 
 @pytest.mark.parametrize(("trouble", "says"), [("full", "3 Insufficient gpu"), ("quota_used_up", "exceeded quota")])
@@ -252,7 +244,12 @@ def test_any_subject_makes_legal_names_and_labels_and_no_two_the_same(place, clu
     assert all(_LABEL_VALUE.fullmatch(value) for value in values)
 
 
-def test_without_a_way_to_a_cluster_the_error_says_what_to_set(place, monkeypatch, tmp_path):
+def test_without_a_way_to_a_cluster_or_a_permission_the_error_says_what_is_missing(
+    place, cluster, monkeypatch, tmp_path
+):
+    cluster.answer(403, times=1)
+    with pytest.raises(ConfigError, match="create, get, list and delete Jobs"):
+        place.scripted("").submit(place.request(), HERE)
     runner = place.scripted("")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     with pytest.raises(ConfigError, match="set KUBECONFIG"):

@@ -140,17 +140,13 @@ def test_a_damaged_artifact_is_computed_again(counter: Counter, request_for, tmp
     assert open_store(request_for().store).verify(ref) == []
 
 
-def test_a_failed_stage_leaves_no_record_and_is_computed_next_time(counter: Counter, request_for) -> None:
-    failure = fail(request_for(failure="transient"))
-    assert failure.error.family == "transient"
+def test_a_failed_stage_leaves_no_record_and_is_noted_in_the_release_until_it_succeeds(
+    counter: Counter, request_for
+) -> None:
+    assert fail(request_for(failure="transient")).error.family == "transient"
     store = open_store(request_for().store)
     (record,) = store.list_documents("stages")
     assert execution.read_stage_record(store, Path(record).stem) is None
-
-
-def test_a_failure_is_noted_in_the_release_until_the_stage_succeeds(counter: Counter, request_for) -> None:
-    store = open_store(request_for().store)
-    fail(request_for(failure="transient"))
     document = store.read_document("releases/r1/failures/count.json")
     assert document is not None
     assert document.value["error"]["message"] == "the network went away"
