@@ -12,6 +12,7 @@ always the same commit.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -166,7 +167,7 @@ _FILE = "/{organisation}/{name}/resolve/{revision}/{path:.+}"
 
 def create_application(root: Path, *middlewares: Any, longest_bytes: int = 2**20) -> web.Application:
     """The server of all repositories below a directory, as an aiohttp application; `middlewares` see requests last."""
-    application = web.Application(middlewares=[answer_refusals, *middlewares], client_max_size=longest_bytes)
+    application = web.Application(middlewares=middlewares, client_max_size=longest_bytes)
     application[ROOT] = root
     application.on_response_prepare.append(_set_entity_tag)
     application.add_routes([
@@ -179,23 +180,13 @@ def create_application(root: Path, *middlewares: Any, longest_bytes: int = 2**20
     return application
 
 
-class Refused(Exception):
+class Refused(web.HTTPException):
     """An answer in the hub's own form: a status, an error code and a message."""
 
     def __init__(self, status: int, code: str, message: str, **headers: str) -> None:
-        super().__init__(message)
-        self.response_status = status
-        self.headers = {"X-Error-Message": message, **({"X-Error-Code": code} if code else {}), **headers}
-
-
-@web.middleware
-async def answer_refusals(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """A middleware that answers what was refused as the hub does."""
-    try:
-        return await handler(request)
-    except Refused as refused:
-        body = None if request.method == "HEAD" else {"error": str(refused)}
-        return web.json_response(body, status=refused.response_status, headers=refused.headers)
+        self.status_code = status
+        headers |= {"X-Error-Message": message, **({"X-Error-Code": code} if code else {})}
+        super().__init__(headers=headers, text=json.dumps({"error": message}), content_type="application/json")
 
 
 def repository_of(request: web.Request) -> HubRepository:

@@ -389,15 +389,15 @@ class AirflowClient:
 
     def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
         """The answer; GET and PATCH are repeated while Airflow answers 500, as it does while its SQLite is locked."""
-        for pause in (*_PAUSES_SECONDS, None) if method in _REPEATABLE else (None,):
+        pauses = iter(_PAUSES_SECONDS if method in _REPEATABLE else ())
+        while True:
             try:
                 response = self._http.request(method, path, **options)
             except httpx.TransportError as error:
                 raise Transient(f"Airflow does not answer: {error!r}", where=self.access.url) from error
-            if response.status_code != httpx.codes.INTERNAL_SERVER_ERROR or pause is None:
-                break
+            if response.status_code != httpx.codes.INTERNAL_SERVER_ERROR or (pause := next(pauses, None)) is None:
+                return response
             time.sleep(pause)
-        return response
 
 
 def _part(text: str) -> str:
