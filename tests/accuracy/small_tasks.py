@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))
 
 CHOICE: dict[str, Any] = {
     "task": "pick", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "rows.jsonl"}},
@@ -35,24 +38,9 @@ def write_tasks(directory: Path, *tasks: dict[str, Any], rows: int = 20) -> Path
 
 def write_chat_model(directory: Path, template: str | None = TEMPLATE, positions: int = 256) -> Path:
     """An untrained Llama with a chat format and a tokenizer that begins each text with `<s>`."""
-    import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from tiny_llama import make_checkpoint
 
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet)
-    tokenizer.train_from_iterator(["is water wet? yes no"], trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="</s>")
-    fast.chat_template = template
-    fast.save_pretrained(directory)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=positions, bos_token_id=0, eos_token_id=1, pad_token_id=1,
-    )  # fmt: skip
-    LlamaForCausalLM(config).half().save_pretrained(directory)
+    make_checkpoint(directory, positions)
+    if template is not None:
+        (directory / "chat_template.jinja").write_text(template)
     return directory

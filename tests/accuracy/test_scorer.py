@@ -14,14 +14,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS / name) for name in ("accuracy", "corpus", "engines")]
+sys.path[:0] = [str(TESTS / name) for name in ("accuracy", "corpus")]
 
 import lm_eval
-import tiny_llama
 import tiny_models
 from lm_eval.__main__ import cli_evaluate
 from safetensors.torch import load_file, save_file
-from small_tasks import CHOICE, SAY, SHOTS, TEMPLATE, write_chat_model, write_tasks
+from small_tasks import CHOICE, SAY, SHOTS, write_chat_model, write_tasks
 
 from llm_pipeline.accuracy import scorer as module
 from llm_pipeline.accuracy.evaluate import evaluate_baseline
@@ -66,8 +65,7 @@ def asked(checkpoint, tasks, *names, **changes):
 
 def test_items_equal_those_of_lm_evals_command_line(tasks, tmp_path, monkeypatch):
     """Prompts, likelihoods, texts and scores of three tasks; one token more or less would change each of them."""
-    checkpoint = tiny_llama.make_checkpoint(tmp_path / "checkpoint")
-    (checkpoint / "chat_template.jinja").write_text(TEMPLATE)
+    checkpoint = write_chat_model(tmp_path / "checkpoint", positions=128)
     names = ("pick", "say", "shots")
     command = [
         *("lm_eval", "run", "--tasks", *names, "--include_path", "."),
@@ -128,7 +126,7 @@ def test_a_template_that_names_the_day_writes_the_same_prompt_on_any_day(tasks):
 
 def test_one_token_across_context_and_choice_is_an_error_with_advice(checkpoint, tasks):
     joined = CHOICE | {
-        "task": "joined", "doc_to_text": "{{q}} ye", "doc_to_choice": ["s", "no"], "target_delimiter": "",
+        "task": "joined", "doc_to_text": "{{q}} se", "doc_to_choice": ["es", "no"], "target_delimiter": "",
         "doc_to_target": 0,
     }  # fmt: skip
     write_tasks(tasks, joined)

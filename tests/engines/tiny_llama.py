@@ -27,7 +27,7 @@ def prompts(count: int) -> list[str]:
     ]
 
 
-def make_checkpoint(directory: Path) -> Path:
+def make_checkpoint(directory: Path, positions: int = CONTEXT) -> Path:
     """A fp16 checkpoint with random weights, large enough that greedy outputs differ, and a byte-level tokenizer."""
     torch.manual_seed(7)
     tokenizer = Tokenizer(models.BPE())
@@ -42,7 +42,7 @@ def make_checkpoint(directory: Path) -> Path:
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
     config = LlamaConfig(
         vocab_size=384, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=CONTEXT, bos_token_id=0, eos_token_id=1,
+        num_key_value_heads=2, max_position_embeddings=positions, bos_token_id=0, eos_token_id=1,
         tie_word_embeddings=False, initializer_range=0.15,
     )  # fmt: skip
     LlamaForCausalLM(config).half().save_pretrained(directory)
