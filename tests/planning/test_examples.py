@@ -84,9 +84,9 @@ def test_an_example_in_a_pod_has_a_gpu_for_every_rank():
 @pytest.mark.parametrize("target", targets_with("tensorrt_llm_llmapi"), ids=lambda target: target.name)
 def test_the_llm_args_and_the_pods_of_an_example_are_what_its_target_says(target: Target):
     arguments = render_llm_args(target, checkpoint=None)
-    check_llm_args(arguments.document, arguments.version).require(target.name)
-    assert arguments.document["tensor_parallel_size"] == target.accelerator_count
-    assert arguments.document["max_batch_size"] == target.limits.maximum_sequences
+    check_llm_args(arguments, target.runtime_version or "").require(target.name)
+    assert arguments["tensor_parallel_size"] == target.accelerator_count
+    assert arguments["max_batch_size"] == target.limits.maximum_sequences
     release = ServedRelease(
         name="example",
         release_id="example",

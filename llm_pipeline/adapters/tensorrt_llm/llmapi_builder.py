@@ -10,6 +10,9 @@ from __future__ import annotations
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from llm_pipeline.adapters.tensorrt_llm.llmapi_smoke import SmokeInputs, SmokeReport
 from llm_pipeline.adapters.tensorrt_llm.repositories import LLM_ARGUMENTS_FILE
@@ -28,7 +31,7 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.offline import OFFLINE
 from llm_pipeline.engines.builder import BuildInputs, golden_match
 from llm_pipeline.engines.llm_args.checking import check_llm_args
-from llm_pipeline.engines.llm_args.rendering import LlmArgs, render_llm_args
+from llm_pipeline.engines.llm_args.rendering import render_llm_args
 from llm_pipeline.engines.tool_process import run_tool
 from llm_pipeline.model_facts.reader import stated_context
 
@@ -50,11 +53,12 @@ class TensorRtLlmLlmApiBuilder:
         context = stated_context(read_json(inputs.checkpoint / "config.json"))
         dtype = inputs.dtype if quantization.algorithm is None else None
         arguments = render_llm_args(target, checkpoint=inputs.checkpoint, dtype=dtype)
-        check = check_llm_args(arguments.document, arguments.version)
+        version = target.runtime_version or ""
+        check = check_llm_args(arguments, version)
         check.require(where)
         for warning in check.warnings:
             log.warning(warning)
-        log.info("the LLM args fit the recorded schema", version=arguments.version, warnings=len(check.warnings))
+        log.info("the LLM args fit the recorded schema", version=version, warnings=len(check.warnings))
         host = require_target_host(target)
         log.info("the host is the target's", gpu=host.gpus[0].name, gpus=len(host.gpus), driver=host.driver)
         if too_old := driver_warning(target, host):
@@ -63,14 +67,15 @@ class TensorRtLlmLlmApiBuilder:
             report = _run_smoke(inputs, arguments, Path(scratch))
         matched = golden_match(inputs.golden, report.completions)  # or it answers otherwise than what was judged
         destination.mkdir()
-        (destination / LLM_ARGUMENTS_FILE).write_text(arguments.to_yaml(), encoding="utf-8")
+        written = yaml.safe_dump(arguments, sort_keys=False)
+        (destination / LLM_ARGUMENTS_FILE).write_text(written, encoding="utf-8")
         write_golden(destination, answered(inputs.golden, report.completions))
         facts = EngineFacts(
             builder="tensorrt_llm_llmapi",
-            bytes=len(arguments.to_yaml().encode()),
+            bytes=len(written.encode()),
             weight_format=target.weight_format,
             quantization=quantization.algorithm,
-            kv_cache=arguments.kv_cache_type,
+            kv_cache=arguments["kv_cache_config"]["dtype"],
             context_length=context or target.limits.maximum_tokens_per_request,
             device=host.gpus[0].name,
             versions=report.versions,
@@ -84,15 +89,15 @@ class TensorRtLlmLlmApiBuilder:
         return facts
 
 
-def _run_smoke(inputs: BuildInputs, arguments: LlmArgs, scratch: Path) -> SmokeReport:
+def _run_smoke(inputs: BuildInputs, arguments: dict[str, Any], scratch: Path) -> SmokeReport:
     """Load the model on this host's GPUs, and ask it.
 
     Raises:
         BuildFailed: It does not load.
     """
     given = SmokeInputs(
-        arguments={**arguments.document, "model": str(inputs.checkpoint)},
-        version=arguments.version,
+        arguments={**arguments, "model": str(inputs.checkpoint)},
+        version=inputs.target.runtime_version or "",
         golden=tuple(inputs.golden),
         end_tokens=read_model_rules(inputs.checkpoint).end_tokens,
     )

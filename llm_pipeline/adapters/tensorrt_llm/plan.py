@@ -85,8 +85,7 @@ def llm_args_warnings(target: Target) -> tuple[str, ...]:
 def _check(target: Target) -> LlmArgsCheck:
     from llm_pipeline.engines.llm_args.checking import check_llm_args  # jsonschema takes a tenth of a second
 
-    arguments = render_llm_args(target, checkpoint=None)
-    return check_llm_args(arguments.document, arguments.version)
+    return check_llm_args(render_llm_args(target, checkpoint=None), target.runtime_version or "")
 
 
 class Platform(NamedTuple):

@@ -7,48 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-
-import yaml
-from pydantic import JsonValue
+from typing import Any
 
 from llm_pipeline.artifacts.checkpoint_files import read_quantization
 from llm_pipeline.artifacts.repository_layout import CHECKPOINT_DIRECTORY
 from llm_pipeline.base.errors import ConfigError, Unsupported
-from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.quantization import Precision
 from llm_pipeline.config.target import TOKENS_PER_BLOCK, Target
 from llm_pipeline.engines.llm_args.recorded_schema import edition_of
 
-Document = dict[str, JsonValue]
+Document = dict[str, Any]
 
 _KV_CACHE_TYPES = {None: "auto", "FP8": "fp8", "NVFP4": "nvfp4", "NVFP4_AFFINE": "nvfp4"}
 """By modelopt's `kv_cache_quant_algo`."""
 
 
-class LlmArgs(Frozen):
-    """An LLM-args file.
-
-    Attributes:
-        version: The TensorRT-LLM version whose dialect it is in.
-        document: Its content.
-    """
-
-    version: str
-    document: Document
-
-    @property
-    def kv_cache_type(self) -> str:
-        """Element type of the KV cache; `auto` is the model's own."""
-        cache = self.document["kv_cache_config"]
-        return str(cache["dtype"]) if isinstance(cache, dict) else "auto"
-
-    def to_yaml(self) -> str:
-        """The file's text, with keys in the order in which they were rendered."""
-        text: str = yaml.safe_dump(self.document, sort_keys=False)
-        return text
-
-
-def render_llm_args(target: Target, *, checkpoint: Path | None, dtype: Precision | None = None) -> LlmArgs:
+def render_llm_args(target: Target, *, checkpoint: Path | None, dtype: Precision | None = None) -> Document:
     """Render a target's LLM args in the dialect of its runtime version.
 
     Args:
@@ -93,7 +67,7 @@ def render_llm_args(target: Target, *, checkpoint: Path | None, dtype: Precision
             {"enable_padding": True, "max_batch_size": limits.maximum_sequences} if runtime.cuda_graphs else None
         ),
     }
-    return LlmArgs(version=target.runtime_version, document=_merge(document, runtime.engine_args, ()))
+    return _merge(document, runtime.engine_args, ())
 
 
 def _kv_cache_type(checkpoint: Path | None) -> str:
@@ -107,7 +81,7 @@ def _kv_cache_type(checkpoint: Path | None) -> str:
     return _KV_CACHE_TYPES[algorithm]
 
 
-def _merge(rendered: Mapping[str, JsonValue], extra: Mapping[str, JsonValue], path: tuple[str, ...]) -> Document:
+def _merge(rendered: Mapping[str, Any], extra: Mapping[str, Any], path: tuple[str, ...]) -> Document:
     """The rendered keys and the extra ones, of which none may be rendered already."""
     merged: Document = dict(rendered)
     for key, value in extra.items():
