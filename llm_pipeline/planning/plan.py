@@ -27,7 +27,6 @@ from llm_pipeline.planning.model import DiskPlan, Plan, expected_warnings, forma
 from llm_pipeline.planning.sources import answer_of, ask_store, look_at_model
 from llm_pipeline.planning.stage_cost import (
     check_budget,
-    check_objective,
     check_prices,
     planned_stage,
     planned_steps,
@@ -99,7 +98,6 @@ def plan_release(
     asked = ask_store(loaded, store_seconds, replace=replace)
     host.check_directories(loaded)
     check_prices(loaded)
-    check_objective(loaded)
     release_checks.check_adapters(loaded)
     release_checks.check_routers(loaded)
     # What does not run whatever the model is, before it is read:

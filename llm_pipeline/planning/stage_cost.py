@@ -83,34 +83,21 @@ class TotalCost(MeasuredCost):
 
 
 def check_prices(loaded: LoadedRelease) -> None:
-    """Make sure that prices are of GPUs that there are.
+    """Make sure that prices are of GPUs that there are, and that a choice by cost can be made.
 
     Raises:
-        ConfigError: A name is not in the GPU catalog.
+        ConfigError: A name is not in the GPU catalog; or the choice is by cost, and the load test looks for no rate, or
+            what a target's hour costs is not known.
     """
+    release = loaded.release
     for name in loaded.deployment.gpu_hour_prices.keys() - {"cpu"}:
         with located("gpu_hour_prices", f"deployment {loaded.deployment.name}"):
             find_gpu(name)
-
-
-def check_objective(loaded: LoadedRelease) -> None:
-    """Make sure that a choice by cost can be made.
-
-    Raises:
-        ConfigError: The load test looks for no rate, or what a target's hour costs is not known.
-    """
-    release, deployment = loaded.release, loaded.deployment
-    if release.ladder.objective != "cost":
-        return
-    if release.policy.load_test.search is None:
-        where = f"policy {release.policy.name}"
-        raise ConfigError("ladder.objective: cost needs the highest rate", where=where, hint="set load_test.search")
-    if free := sorted({target.accelerator for target in release.targets} - deployment.gpu_hour_prices.keys()):
-        raise ConfigError(
-            f"ladder.objective: what an hour of {', '.join(free)} costs is not known in deployment {deployment.name}",
-            where=str(loaded.path),
-            hint=f"add it to gpu_hour_prices of deployments/{deployment.name}.yaml",
-        )
+    if release.ladder.objective == "cost":
+        if release.policy.load_test.search is None:
+            where = f"policy {release.policy.name}"
+            raise ConfigError("ladder.objective: cost needs the highest rate", where=where, hint="set load_test.search")
+        _require_prices(loaded, "ladder.objective", {target.accelerator for target in release.targets})
 
 
 def check_budget(loaded: LoadedRelease, stages: Iterable[PlannedStage]) -> None:
@@ -119,13 +106,18 @@ def check_budget(loaded: LoadedRelease, stages: Iterable[PlannedStage]) -> None:
     Raises:
         ConfigError: It limits the cost, and a GPU has no price.
     """
-    needed = {stage.accelerator for stage in stages if stage.gpus and stage.accelerator}
-    if loaded.config.budget.cost is not None and (free := sorted(needed - loaded.deployment.gpu_hour_prices.keys())):
-        name = loaded.deployment.name
+    if loaded.config.budget.cost is not None:
+        needed = {stage.accelerator for stage in stages if stage.gpus and stage.accelerator}
+        _require_prices(loaded, "budget.cost", needed)
+
+
+def _require_prices(loaded: LoadedRelease, key: str, accelerators: set[str]) -> None:
+    name, prices = loaded.deployment.name, loaded.deployment.gpu_hour_prices
+    if free := sorted(accelerators - prices.keys()):
         raise ConfigError(
-            f"budget.cost: what {', '.join(free)} costs is not known in deployment {name}",
+            f"{key}: what an hour of {', '.join(free)} costs is not known in deployment {name}",
             where=str(loaded.path),
-            hint=f"add it to gpu_hour_prices of deployments/{name}.yaml, or limit budget.hours instead",
+            hint=f"add it to gpu_hour_prices of deployments/{name}.yaml",
         )
 
 

@@ -154,7 +154,7 @@ def test_a_cost_is_refused_as_budget_where_a_gpu_has_no_price(project):
     loaded = load_release(project.config, Overrides(budget_cost=5))
     on_gpu = PlannedStage(stage="build", subject="h100", accelerator="H100-SXM5-80GB", gpus=1)
     check_budget(loaded, [PlannedStage(stage="build", subject="cpu-a")])
-    with pytest.raises(ConfigError, match=r"budget\.cost: what H100-SXM5-80GB costs is not known") as told:
+    with pytest.raises(ConfigError, match=r"budget\.cost: what an hour of H100-SXM5-80GB costs is not known") as told:
         check_budget(loaded, [on_gpu])
     assert "gpu_hour_prices" in str(told.value.hint)
     check_budget(load_release(project.config), [on_gpu])

@@ -17,7 +17,7 @@ from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import BuildInputs, engine_builder
-from llm_pipeline.engines.failures import BuildFailed
+from llm_pipeline.engines.tool_process import BuildFailed
 from llm_pipeline.serving.model_repository import write_repository
 
 DOUBLES = Path(__file__).parents[1] / "doubles"

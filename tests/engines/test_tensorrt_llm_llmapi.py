@@ -16,8 +16,8 @@ from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import BuildInputs, engine_builder
-from llm_pipeline.engines.failures import BuildFailed
 from llm_pipeline.engines.llm_args.rendering import render_llm_args
+from llm_pipeline.engines.tool_process import BuildFailed
 
 REPOSITORY = Path(__file__).parents[2]
 DOUBLES = REPOSITORY / "tests" / "doubles"
