@@ -34,6 +34,7 @@ log = get_logger(__name__)
 _KEPT_LINES = 400
 _GRACE_SECONDS = 20.0
 _MARK = "LLM_PIPELINE_TOOL"
+_SECONDS_BETWEEN_LOOKS = 0.1
 
 
 _SHOWN_LINES = 12
@@ -140,7 +141,8 @@ def _follow(stream: IO[str], lines: deque[str], tool: str) -> None:
 def _end(process: subprocess.Popen[str], mark: str) -> None:
     """Stop the tool if it still runs (SIGTERM, then SIGKILL), and kill what it started: its ranks hold GPUs.
 
-    What a tool has left behind is nobody's child; its environment tells whose it was.
+    What a tool has left behind is nobody's child; its environment tells whose it was, but not at the moment in which it
+    becomes another program: so it is looked for until it is not seen twice.
     """
     if process.poll() is None:
         process.terminate()
@@ -149,7 +151,12 @@ def _end(process: subprocess.Popen[str], mark: str) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-    for other in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):  # it has ended, or is another user's
-            if other.environ().get(_MARK) == mark:
-                other.kill()  # psutil sees to it that this is the same process, not a later one of its pid
+    unseen, deadline = 0, time.monotonic() + _GRACE_SECONDS
+    while unseen < 2 and time.monotonic() < deadline:  # noqa: PLR2004 - twice
+        unseen += 1
+        for other in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):  # it has ended, or is another user's
+                if other.environ().get(_MARK) == mark:
+                    other.kill()  # psutil sees to it that this is the same process, not a later one of its pid
+                    unseen = 0
+        time.sleep(_SECONDS_BETWEEN_LOOKS)

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "quantization")]
+sys.path[:0] = [
+    str(Path(__file__).parent),
+    *(str(Path(__file__).parents[1] / room) for room in ("quantization", "planning")),
+]
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from judging import TRITON_1_2_1 as IMAGE
+from judging import gpu_target
 
 from llm_pipeline.artifacts.engine_description import (
     EngineDescription,
@@ -19,23 +21,13 @@ from llm_pipeline.artifacts.engine_description import (
     target_problems,
 )
 from llm_pipeline.base.errors import Transient, Unsupported
-from llm_pipeline.config.target import Target
 from llm_pipeline.store.provenance import CONTAINER_VARIABLE
 
 H100 = GpuFacts(name="NVIDIA H100 80GB HBM3", sm="sm90", memory_bytes=81559 * 2**20)
 H200 = GpuFacts(name="NVIDIA H200", sm="sm90", memory_bytes=143771 * 2**20)
 L40S = GpuFacts(name="NVIDIA L40S", sm="sm89", memory_bytes=46068 * 2**20)
-IMAGE = "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"
-TARGET = Target.model_validate(
-    {
-        "name": "h100_tp2",
-        "accelerator": "H100-SXM5-80GB",
-        "accelerator_count": 2,
-        "engine": "tensorrt_llm_llmapi",
-        "parallelism": {"tensor": 2},
-        "runtime_version": "1.2.1",
-        "container": f"{IMAGE}@sha256:{'0' * 64}",
-    }
+TARGET = gpu_target(
+    name="h100_tp2", accelerator_count=2, parallelism={"tensor": 2}, container=f"{IMAGE}@sha256:{'0' * 64}"
 )
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from judging import gpu_target
 from trtllm_checkpoint import write_trtllm_checkpoint
 
 from llm_pipeline.adapters.tensorrt_llm import engine_builder as tensorrt_llm_engine
@@ -15,13 +16,11 @@ from llm_pipeline.artifacts.engine_description import EngineDescription
 from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.config.target import Target
 from llm_pipeline.engines.builder import BuildInputs, engine_builder
 from llm_pipeline.engines.tool_process import BuildFailed
 from llm_pipeline.serving.model_repository import write_repository
 
 DOUBLES = Path(__file__).parents[1] / "doubles"
-IMAGE = "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"
 H100 = {"name": "NVIDIA H100 80GB HBM3", "compute_cap": "9.0", "memory.total": 81559, "driver_version": "590.44.01"}
 H200 = {**H100, "name": "NVIDIA H200", "memory.total": 143771}
 
@@ -52,17 +51,9 @@ def fails(monkeypatch):
 
 
 def target(ranks=1, **changes):
-    fields = {
-        "name": "h100_engine",
-        "accelerator": "H100-SXM5-80GB",
-        "accelerator_count": ranks,
-        "engine": "tensorrt_llm_engine",
-        "parallelism": {"tensor": ranks},
-        "runtime_version": "1.2.1",
-        "container": IMAGE,
-        "limits": {"maximum_sequences": 16, "maximum_tokens_per_request": 4096, "maximum_batched_tokens": 8192},
-    }
-    return Target.model_validate({**fields, **changes})
+    split = {"accelerator_count": ranks, "parallelism": {"tensor": ranks}}
+    limits = {"maximum_sequences": 16, "maximum_tokens_per_request": 4096, "maximum_batched_tokens": 8192}
+    return gpu_target(engine="tensorrt_llm_engine", limits=limits, **split, **changes)
 
 
 @pytest.fixture

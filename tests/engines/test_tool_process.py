@@ -50,8 +50,12 @@ def test_a_failure_is_told_with_its_name_and_last_lines():
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_what_it_started_ends_with_it_also_when_it_ends_by_itself(code: int, caplog: pytest.LogCaptureFixture):
+def test_what_it_started_ends_with_it_also_when_it_ends_by_itself(code: int, monkeypatch, caplog):
+    """A process that becomes another program has no environment at that moment."""
     caplog.set_level("INFO")
+    environ, seen = psutil.Process.environ, set[int]()
+    first_look_is_empty = lambda one: environ(one) if one.pid in seen else seen.add(one.pid) or {}  # noqa: E731
+    monkeypatch.setattr(psutil.Process, "environ", first_look_is_empty)
     try:
         run_tool(["sh", "-c", f"setsid sleep 600 >/dev/null 2>&1 & echo $!; exit {code}"], time_limit_seconds=60)
     except BuildFailed:

@@ -5,23 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from judging import gpu_target
 
 from llm_pipeline.adapters.tensorrt_llm.trtllm_build import command_problems, render_build_command
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.config.target import Target
 
 
-def target(tensor=1, pipeline=1, **changes):
-    fields = {
-        "name": "h100_engine",
-        "accelerator": "H100-SXM5-80GB",
-        "accelerator_count": tensor * pipeline,
-        "engine": "tensorrt_llm_engine",
-        "parallelism": {"tensor": tensor, "pipeline": pipeline},
-        "runtime_version": "1.2.1",
-        "limits": {"maximum_sequences": 48, "maximum_tokens_per_request": 8192, "maximum_batched_tokens": 8192},
-    }
-    return Target.model_validate({**fields, **changes})
+def target(**changes):
+    limits = {"maximum_sequences": 48, "maximum_tokens_per_request": 8192, "maximum_batched_tokens": 8192}
+    return gpu_target(engine="tensorrt_llm_engine", **{"limits": limits, **changes})
 
 
 def command(of):
@@ -39,7 +31,6 @@ def test_the_command_of_a_plain_target():
 
 def test_the_command_of_a_target_with_options():
     options = target(
-        4,
         build={
             "flags": {
                 "workers": 2,

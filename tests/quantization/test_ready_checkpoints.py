@@ -144,11 +144,3 @@ def test_what_no_scorer_reads_is_refused_before_anything_is_fetched(site, ready)
     assert isinstance(failure, StageFailure)
     assert "scorer hf reads plain weights, modelopt's formats and compressed-tensors only" in failure.error.message
     assert "evaluation.scorer: vllm" in failure.error.message
-
-
-def test_a_plain_checkpoint_is_refused(site):
-    site.publish("else/plain", site.source)
-    site.recipes(plain="else/plain")
-    failure = site.resolve()
-    assert isinstance(failure, StageFailure)
-    assert "the weights of else/plain are not quantized" in failure.error.message
