@@ -321,22 +321,6 @@ def test_every_adapter_of_ours_is_where_the_table_says(group: adapters.Group) ->
             assert not isinstance(called, adapters.OnCall) or callable(called.imported())
 
 
-def test_a_deployment_is_read_without_what_its_adapters_open() -> None:
-    """Every parse of a DAG file reads it: other kinds, what opens one, and the ports would be imported for nothing."""
-    code = "import sys; from pathlib import Path; from llm_pipeline.config.loading import load_yaml; "
-    code += "from llm_pipeline.config.deployment import Deployment; "
-    code += (
-        f"load_yaml(Path({str(ROOT / 'configs' / 'deployments' / 'local.yaml')!r}), Deployment); print(*sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    ours = {name for name in done.stdout.split() if name.startswith("llm_pipeline.")}
-    assert {name.split(".")[2] for name in ours if name.startswith("llm_pipeline.adapters.")} == {"envoy", "local"}
-    rooms = {name.split(".")[1] for name in ours}
-    assert rooms - {"adapters", "base", "config"} == {"canary"}
-    ports = {name for name in ours if name.startswith("llm_pipeline.canary.")}
-    assert ports == {"llm_pipeline.canary.router"}
-
-
 @pytest.fixture
 def free_port() -> Callable[[], int]:
     import socket

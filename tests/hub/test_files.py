@@ -40,9 +40,8 @@ def test_a_file_that_is_listed_twice_condemns_the_repository() -> None:
 @pytest.mark.parametrize(
     "odd",
     [
-        ["assets/10:30.png"], ["-notes.md"], ["~backup.txt"], ["figures/aux.png"], ["READ ME .md"], ["a\u200bb.md"],
-        ["README.md", "readme.md"], ["docs/A.png", "docs/a.png"], ["config.json.", "x."], ["CONFIG.JSON"],
-        ["\uff0e\uff0e/x.json"],
+        ["assets/10:30.png"], ["~backup.txt"], ["READ ME .md"], ["a\u200bb.md"], ["README.md", "readme.md"],
+        ["CONFIG.JSON", "config.json."], ["\uff0e\uff0e/x.json"],
     ],
     ids=ascii,
 )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -247,30 +246,6 @@ def test_a_document_that_was_deleted_is_not_written_again_by_who_read_it(store: 
         store.write_document(POINTERS, {"n": 2}, revision)
     assert store.read_document(POINTERS) is None
     store.write_document(POINTERS, {"n": 3}, None)
-
-
-def _increment(config: StoreModel, times: int) -> None:
-    store = open_store(config)
-    done = 0
-    while done < times:
-        document = store.read_document("counter.json")
-        try:
-            count = int(str(document.value["n"])) if document else 0
-            store.write_document("counter.json", {"n": count + 1}, document.revision if document else None)
-        except Conflict:
-            continue
-        done += 1
-
-
-def test_concurrent_writers_never_lose_an_update(store: ArtifactStore, medium: Medium) -> None:
-    workers = [multiprocessing.Process(target=_increment, args=(medium.config, 15)) for _ in range(3)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    document = store.read_document("counter.json")
-    assert document is not None
-    assert document.value == {"n": 45}
 
 
 @pytest.mark.parametrize(
