@@ -99,10 +99,8 @@ def _gpu(row: list[str]) -> GpuFacts:
     try:
         mebibytes = float(memory)
     except ValueError as error:
-        raise Unsupported(
-            f"nvidia-smi gives {memory} as the memory of {name}",
-            hint="targets are for GPUs with a memory of their own: use another host",
-        ) from error
+        hint = "targets are for GPUs with a memory of their own: use another host"
+        raise Unsupported(f"nvidia-smi gives {memory} as the memory of {name}", hint=hint) from error
     return GpuFacts(name=name, sm=f"sm{capability.replace('.', '')}", memory_bytes=int(mebibytes * 2**20))
 
 
@@ -202,10 +200,9 @@ def require_target_host(target: Target) -> HostFacts:
     """
     here = read_host_facts()
     if problems := target_problems(target, here):
+        hint = "run the build on a host that the target describes: set its environment in the deployment"
         raise Unsupported(
-            f"this host is not a {target.name}: {'; '.join(problems)}",
-            where=f"targets/{target.name}.yaml",
-            hint="run the build on a host that the target describes: set its environment in the deployment",
+            f"this host is not a {target.name}: {'; '.join(problems)}", where=f"targets/{target.name}.yaml", hint=hint
         )
     return here
 

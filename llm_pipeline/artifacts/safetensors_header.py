@@ -80,11 +80,8 @@ def parse_header(name: str, size: int, read: Callable[[int, int], bytes]) -> tup
 
 
 def _damaged(name: str, problem: str) -> IntegrityError:
-    return IntegrityError(
-        f"not a sound safetensors file: {problem}",
-        where=name,
-        hint="do not load it; replace it with the published file",
-    )
+    hint = "do not load it; replace it with the published file"
+    return IntegrityError(f"not a sound safetensors file: {problem}", where=name, hint=hint)
 
 
 def _parse(file: str, text: bytes) -> list[TensorEntry]:

@@ -126,10 +126,9 @@ def adapter(group: Group, kind: str) -> Any:
     where = f"entry points llm_pipeline.{group}"
     found = [one for one in _installed(group) if one.name == kind]
     if not found:
+        hint = f"kinds are: {', '.join(kinds(group))}; packages add theirs by {where}"
         raise ConfigError(
-            f"no {group.replace('_', ' ').removesuffix('s')} of kind {kind!r} is installed",
-            where=where,
-            hint=f"kinds are: {', '.join(kinds(group))}; packages add theirs by {where}",
+            f"no {group.replace('_', ' ').removesuffix('s')} of kind {kind!r} is installed", where=where, hint=hint
         )
     if len({one.value for one in found}) > 1:
         raise ConfigError(f"two packages have a kind {kind!r}", where=where, hint="uninstall one of them")

@@ -165,10 +165,9 @@ class Hub:
         if isinstance(error, _READ_WITHOUT_CHECKS):
             told = " ".join(str(error).split())
             return malformed_answer(where, f"{type(error).__name__}: {told}"[:_LONGEST_WORDS])
+        hint = "check the network, the proxy (HTTPS_PROXY) and hub.endpoint of the deployment; it is tried again"
         return HubUnavailable(
-            f"no answer from {self.endpoint}: {type(error).__name__}: {_first_line(error)}",
-            where=where,
-            hint="check the network, the proxy (HTTPS_PROXY) and hub.endpoint of the deployment; it is tried again",
+            f"no answer from {self.endpoint}: {type(error).__name__}: {_first_line(error)}", where=where, hint=hint
         )
 
     def _refusal(self, error: HfHubHTTPError, status: int, where: str) -> PipelineError:

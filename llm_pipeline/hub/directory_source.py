@@ -63,11 +63,8 @@ def require_revision(commit: str, revision: str, where: str, *, field: str = "mo
         SourceRefused: It is neither the default nor what the source holds now.
     """
     if revision not in (DEFAULT_REVISION, commit):
-        raise SourceRefused(
-            f"this source has no revisions; it holds {commit} now",
-            where=where,
-            hint=f"leave {field} out; if the files changed since the release was resolved, release them again",
-        )
+        hint = f"leave {field} out; if the files changed since the release was resolved, release them again"
+        raise SourceRefused(f"this source has no revisions; it holds {commit} now", where=where, hint=hint)
 
 
 @dataclass(frozen=True)
@@ -123,10 +120,9 @@ class DirectorySource:
             for name in (*folders, *names):
                 path = Path(folder) / name
                 if path.is_symlink() or not (path.is_file() or path.is_dir()):
+                    hint = "copy the model with `cp -rL`; `hf download MODEL --local-dir ..` writes files, not links"
                     raise IntegrityError(
-                        "a symbolic link or a special file: only regular files are read",
-                        where=str(path),
-                        hint="copy the model with `cp -rL`; `hf download MODEL --local-dir ..` writes files, not links",
+                        "a symbolic link or a special file: only regular files are read", where=str(path), hint=hint
                     )
             paths += [(Path(folder) / name).relative_to(self.root).as_posix() for name in names]
         return paths

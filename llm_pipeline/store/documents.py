@@ -206,10 +206,9 @@ class Documents:
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             problem = str(error)
         if problem:
+            hint = "restore it from a backup; remove it only if you know that nothing needs it"
             raise IntegrityError(
-                f"{name} is not a document of the store: {problem}",
-                where=self._blobs.address(name),
-                hint="restore it from a backup; remove it only if you know that nothing needs it",
+                f"{name} is not a document of the store: {problem}", where=self._blobs.address(name), hint=hint
             )
         return Document(value, blob.revision, signature if isinstance(signature, str) else None), nonce
 

@@ -165,10 +165,9 @@ def require_unchanged(directory: Path, before: Mapping[str, FileState]) -> None:
     after = regular_files(directory)
     for path in sorted(before.keys() | after.keys()):
         if before.get(path) != after.get(path):
+            hint = "publish it again once nothing writes to it"
             raise IntegrityError(
-                "a file was added, removed or changed while it was published",
-                where=str(directory / path),
-                hint="publish it again once nothing writes to it",
+                "a file was added, removed or changed while it was published", where=str(directory / path), hint=hint
             )
 
 

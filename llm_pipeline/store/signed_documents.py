@@ -52,11 +52,8 @@ def require_signed(store: ArtifactStore, name: str, document: Document) -> None:
 
 def refusal(store: ArtifactStore, name: str, problem: str) -> IntegrityError:
     """The error for a document that cannot be trusted."""
-    return IntegrityError(
-        f"{name} cannot be trusted: {problem}",
-        where=store.uri,
-        hint="run the release again: its stages write it anew, where the signing key is",
-    )
+    hint = "run the release again: its stages write it anew, where the signing key is"
+    return IntegrityError(f"{name} cannot be trusted: {problem}", where=store.uri, hint=hint)
 
 
 def signed_conclusion(store: ArtifactStore, name: str, value: Mapping[str, JsonValue]) -> dict[str, JsonValue]:

@@ -64,10 +64,9 @@ class Signatures:
         if self._config is None:
             return None
         if self._config.private_key is None:
+            hint = "give private_key where stages run"
             raise ConfigError(
-                "this store requires signatures, and no signing key is set here",
-                where="signing",
-                hint="give private_key where stages run",
+                "this store requires signatures, and no signing key is set here", where="signing", hint=hint
             )
         return self._signed(self._config, self._config.private_key, _of_artifact(manifest, statement))
 
@@ -128,11 +127,8 @@ class Signatures:
             signer.set_hashing_config(hashes).sign(Path(), path)
             signature = path.read_bytes()
         if found := _problems(config, hashes, signature):
-            raise ConfigError(
-                f"what this key signs would be refused: {found[0].problem}",
-                where="signing",
-                hint="add the public half of private_key to public_keys",
-            )
+            hint = "add the public half of private_key to public_keys"
+            raise ConfigError(f"what this key signs would be refused: {found[0].problem}", where="signing", hint=hint)
         return signature
 
 
