@@ -75,7 +75,7 @@ def measured_window(
         },
         {Fault.CUT: "connection reset by peer"} if broken else {},
     )
-    traffic = Traffic.open_loop([LoadRequest("p", int(n)) for n in tokens], arrivals, seconds)
+    traffic = Traffic([LoadRequest("p", int(n)) for n in tokens], seconds, arrivals)
     use = ServerUse(
         queue_milliseconds=1e3 * float(waits.mean()),
         active_requests=int(40 * load),
@@ -95,7 +95,7 @@ def sample_load_test(directory: Path, *, broken: int = 0, seconds: float = 16.0)
         traffic, measured = measured_window(rate, length, seed, **how)
         if phase in ("floor", "ceiling"):
             users = 1 if phase == "floor" else 32
-            traffic = Traffic.closed_loop(traffic.requests, users, length)
+            traffic = Traffic(traffic.requests, length, concurrency=users)
         if phase != "search":
             write_records(directory / f"{name}.csv.gz", measured.records)
         windows.append(summarize_window(name, phase, traffic, measured, POLICY))

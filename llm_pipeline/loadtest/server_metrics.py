@@ -57,10 +57,10 @@ def server_use(pages: Sequence[Page], *, read_last: bool = True) -> ServerUse:
     """
 
     def readings(
-        combine: Callable[[list[float]], float], names: Sequence[str], of_tensorrt_llm: tuple[str, Label]
+        combine: Callable[[Sequence[float]], float], names: Sequence[str], own: tuple[str, Label] | None = None
     ) -> list[float]:
-        name, label = of_tensorrt_llm
-        found = (metric_values(page, *names) or metric_values(page, name, label=label) for page in pages)
+        """What each page says of a gauge: by the first of these names that it has, or by TensorRT-LLM's own."""
+        found = (metric_values(page, *names) or (own and metric_values(page, own[0], label=own[1])) for page in pages)
         return [combine(values) for values in found if values]
 
     def total(names: Sequence[str]) -> int | None:
@@ -70,8 +70,7 @@ def server_use(pages: Sequence[Page], *, read_last: bool = True) -> ServerUse:
 
     counted = pages if read_last else ()
     drafts, accepted = total(METRICS.drafts), total(METRICS.accepted)
-    utilization = [fmean(values) for page in pages if (values := metric_values(page, "nv_gpu_utilization"))]
-    memory = (sum(values) for page in pages if (values := metric_values(page, "nv_gpu_memory_used_bytes")))
+    utilization, memory = readings(fmean, ["nv_gpu_utilization"]), readings(sum, ["nv_gpu_memory_used_bytes"])
     return ServerUse(
         queue_milliseconds=_queue_milliseconds(pages),
         active_requests=_whole(max(readings(sum, METRICS.active, _ACTIVE_OF_TENSORRT_LLM), default=None)),

@@ -35,28 +35,16 @@ class Traffic:
         duration_seconds: Length of the window: a closed loop starts no request after it.
     """
 
-    requests: tuple[LoadRequest, ...]
+    requests: Sequence[LoadRequest]
     duration_seconds: float
     arrivals: NDArray[np.float64] | None = None
     concurrency: int = 0
-
-    @classmethod
-    def open_loop(
-        cls, requests: Sequence[LoadRequest], arrivals: NDArray[np.float64], duration_seconds: float
-    ) -> Traffic:
-        """Requests that arrive whatever became of the earlier ones."""
-        return cls(tuple(requests), duration_seconds, arrivals=arrivals)
-
-    @classmethod
-    def closed_loop(cls, requests: Sequence[LoadRequest], concurrency: int, duration_seconds: float) -> Traffic:
-        """Requests of `concurrency` users, who wait for one answer before they send the next request."""
-        return cls(tuple(requests), duration_seconds, concurrency=concurrency)
 
     def between(self, start: float, end: float) -> Traffic:
         """The part of an open loop that arrives from one moment to another, as a window of its own."""
         assert self.arrivals is not None  # noqa: S101 - only an open loop has a schedule
         first, last = np.searchsorted(self.arrivals, (start, end)).tolist()
-        return Traffic.open_loop(self.requests[first:last], self.arrivals[first:last] - start, end - start)
+        return Traffic(self.requests[first:last], end - start, self.arrivals[first:last] - start)
 
     def dealt(self, processes: int) -> list[tuple[range, Traffic]]:
         """Parts of a window, dealt out in turn, each with the places of its requests; no more parts than users."""

@@ -114,7 +114,7 @@ class TrafficSource:
         drawn = [arrival_times(rate_per_second, window_seconds, self._workload.burstiness, seed) for seed in seeds]
         requests = [self._requests(len(arrivals), seed) for arrivals, seed in zip(drawn, seeds, strict=True)]
         arrivals = np.concatenate([place * window_seconds + arrivals for place, arrivals in enumerate(drawn)])
-        return Traffic.open_loop(list(chain(*requests)), arrivals, len(seeds) * window_seconds)
+        return Traffic(tuple(chain(*requests)), len(seeds) * window_seconds, arrivals)
 
     def closed_loop(self, concurrency: int, duration_seconds: float, seed: int, *, maximum_requests: int) -> Traffic:
         """A window of users who send one request after another, at most so many in all.
@@ -122,7 +122,7 @@ class TrafficSource:
         Raises:
             ConfigError: The file has too few words for so many different prompts.
         """
-        return Traffic.closed_loop(self._requests(maximum_requests, seed), concurrency, duration_seconds)
+        return Traffic(self._requests(maximum_requests, seed), duration_seconds, concurrency=concurrency)
 
     def _requests(self, count: int, seed: int) -> tuple[LoadRequest, ...]:
         """Each prompt of the file once, in a random order; then any of them, for its lengths only."""

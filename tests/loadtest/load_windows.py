@@ -39,7 +39,7 @@ class Source:
     """Traffic at regular times, whose prompts name their seed."""
 
     def closed_loop(self, users: int, seconds: float, seed: int, *, maximum_requests: int) -> Traffic:
-        return Traffic.closed_loop([LoadRequest(f"{seed} {n}", 8) for n in range(maximum_requests)], users, seconds)
+        return Traffic([LoadRequest(f"{seed} {n}", 8) for n in range(maximum_requests)], seconds, concurrency=users)
 
     def open_loop(self, rate: float, seconds: float, seed: int) -> Traffic:
         return self.windows(rate, seconds, [seed])
@@ -47,4 +47,4 @@ class Source:
     def windows(self, rate: float, seconds: float, seeds: Sequence[int]) -> Traffic:
         count = round(rate * seconds)
         requests = [LoadRequest(f"{seed} {n}", 8) for seed in seeds for n in range(count)]
-        return Traffic.open_loop(requests, np.arange(len(requests)) / rate, seconds * len(seeds))
+        return Traffic(tuple(requests), seconds * len(seeds), np.arange(len(requests)) / rate)

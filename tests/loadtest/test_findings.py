@@ -97,7 +97,7 @@ def test_a_request_is_good_within_every_limit_and_only_then_and_who_left_as_plan
     slow = {"first_token_seconds": 0.251, "last_token_seconds": 0.4}
     late, failed, left = {"total_seconds": 1.501}, {"fault": Fault.SHED, "total_seconds": 9.0}, {"fault": Fault.LEFT}
     rows = [answered(k, **how) for k, how in enumerate(({}, slow, late, failed, left))]
-    traffic, measured = Traffic.closed_loop([LoadRequest("p", 8)], 1, 10.0), MeasuredWindow(records(rows), 10.0)
+    traffic, measured = Traffic([LoadRequest("p", 8)], 10.0, concurrency=1), MeasuredWindow(records(rows), 10.0)
     result = summarize_window("floor", "floor", traffic, measured, POLICY)
     assert (result.requests, result.failed, result.good_fraction, result.faults) == (4, 1, 0.25, {"shed": 1})
     assert result.answered_per_second == 0.3

@@ -42,11 +42,11 @@ def client(server: ScriptedServer) -> Iterator[LoadClient]:
 def traffic(prompts: Sequence[str], *, apart: float = 0.005, **asked: object) -> Traffic:
     requests = [LoadRequest(prompt, 4, **asked) for prompt in prompts]
     arrivals = np.arange(len(requests)) * apart
-    return Traffic.open_loop(requests, arrivals, len(requests) * apart)
+    return Traffic(requests, len(requests) * apart, arrivals)
 
 
 def one_by_one(prompts: Sequence[str]) -> Traffic:
-    return Traffic.closed_loop([LoadRequest(prompt, 4) for prompt in prompts], 1, 30.0)
+    return Traffic([LoadRequest(prompt, 4) for prompt in prompts], 30.0, concurrency=1)
 
 
 def faults(records: Records) -> list[Fault]:
@@ -155,7 +155,7 @@ def test_a_server_that_closes_every_connection_unanswered_is_a_fault_of_the_mome
 
 
 def test_users_of_a_closed_loop_send_when_their_last_answer_is_there(client: LoadClient):
-    loop = Traffic.closed_loop([LoadRequest("pause=0.005", 4) for _ in range(400)], 3, 0.5)
+    loop = Traffic([LoadRequest("pause=0.005", 4)] * 400, 0.5, concurrency=3)
     records = client.send(loop).records
     assert 6 < len(records) < 400
     assert bool((records["arrives_at"] < 0.5).all())
@@ -171,7 +171,7 @@ def test_several_processes_record_what_one_does(server: ScriptedServer):
         before = len(server.seen)
         records = client.send(scheduled).records
         assert len(client.pids) == 2
-        users = client.send(Traffic.closed_loop([LoadRequest("a", 4)] * 10, 2, 5.0)).records
+        users = client.send(Traffic([LoadRequest("a", 4)] * 10, 5.0, concurrency=2)).records
     assert records["number"].tolist() == list(range(99))
     assert records["arrives_at"].tolist() == scheduled.arrivals.tolist()
     assert bool(records.answered.all())
@@ -200,7 +200,7 @@ def test_client_processes_die_with_their_parent_however_it_ends(server: Scripted
         "from llm_pipeline.loadtest.traffic import LoadRequest, Traffic\n"
         f"with LoadClient(Endpoint(url={server.url!r}), processes=2) as client:\n"
         "    print(*client.pids, flush=True)\n"
-        "    client.send(Traffic.open_loop([LoadRequest('a', 4)] * 2, np.array([0.0, 30.0]), 30.0))\n"
+        "    client.send(Traffic([LoadRequest('a', 4)] * 2, 30.0, np.array([0.0, 30.0])))\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     pids = [int(pid) for pid in parent.stdout.readline().split()]

@@ -104,7 +104,7 @@ def test_the_load_client_reads_them_too(name):
     told = recorded(name)
     requests = [LoadRequest("7 + 5 =", 4)] * 8
     with replaying(told) as url, LoadClient(Endpoint(url=url, openai_model="llm"), processes=1) as client:
-        records = client.send(Traffic.open_loop(requests, np.arange(8) * 0.05, 0.4)).records
+        records = client.send(Traffic(requests, 0.4, np.arange(8) * 0.05)).records
     assert [Fault(fault) for fault in records["fault"]] == [Fault.NONE] * 8
     assert set(records["output_tokens"]) == {4}
     assert set(records["input_tokens"]) == {5}
@@ -129,7 +129,7 @@ def test_a_server_that_keeps_none_of_our_fields_is_told_by_what_its_answers_lack
         assert stream.error == "the answer has no usage: how many tokens it has is not known"
         assert (whole.error, whole.text) == ("", " 12")
         with LoadClient(endpoint, processes=1) as client:
-            details = client.send(Traffic.open_loop([LoadRequest("7 + 5 =", 4)], np.zeros(1), 0.1)).records.details
+            details = client.send(Traffic([LoadRequest("7 + 5 =", 4)], 0.1, np.zeros(1))).records.details
     assert details[Fault.CUT] == "the answer has no usage: how many tokens it has is not known"
 
 
