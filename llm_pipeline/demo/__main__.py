@@ -7,9 +7,11 @@ shows that it is rolled back without a lost request; `down` stops every process.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 from llm_pipeline.base.entry import ArgumentParser, entry_point, interruptible
+from llm_pipeline.base.logging import write_readable_lines
 
 
 @entry_point
@@ -22,7 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from llm_pipeline.demo.services import CHAT, TINY, DemoLayout
 
     console = Console()
-    console.follow_logs()
+    write_readable_lines(console)
+    logging.getLogger("llm_pipeline.stage").setLevel(logging.WARNING)
     demo = Demo(DemoLayout(model=CHAT if command == "up" else TINY), console)
     commands: dict[str, Callable[[], int]] = {
         "up": demo.up, "tiny": demo.up, "rollback": demo.rollback, "down": demo.down

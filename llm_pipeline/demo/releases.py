@@ -7,7 +7,6 @@ import sys
 import time
 
 from llm_pipeline.base.errors import ExitCode, Transient
-from llm_pipeline.base.logging import write_readable_lines
 from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml
@@ -50,11 +49,6 @@ class Console(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write a log record."""
         self.step(self.format(record))
-
-    def follow_logs(self) -> None:
-        """Show the package's own log records."""
-        write_readable_lines(self)
-        logging.getLogger("llm_pipeline.stage").setLevel(logging.WARNING)
 
 
 _LOOK_SECONDS = 1.0

@@ -18,7 +18,9 @@ _FARTHEST_MARGINS = 3.0
 
 def plot_accuracy(studies: Sequence[AccuracyStudy]) -> Plot:
     """The loss of every candidate, pooled and by task, with one-sided bounds; the numbers stand beside the plot."""
-    shown = [(study, list(_parts(study))) for study in studies]
+    shown = [
+        (study, [part for part in (study.comparison.pooled, *study.comparison.tasks) if part.loss]) for study in studies
+    ]
     farthest = _FARTHEST_MARGINS * max(study.task_margin for study in studies)
     losses = [part.loss for _, parts in shown for part in parts if part.loss]
     right = 115 * max([farthest / _FARTHEST_MARGINS, *(loss.upper for loss in losses if loss.upper <= farthest)])
@@ -59,11 +61,6 @@ def plot_accuracy(studies: Sequence[AccuracyStudy]) -> Plot:
         draw,
         size=(11.4, 1.0 + _ROW_INCHES * (len(losses) + _STUDY_GAP * len(studies))),
     )
-
-
-def _parts(study: AccuracyStudy) -> list[PairedAccuracy]:
-    """Pooled first, then the tasks; those without data are left out."""
-    return [part for part in (study.comparison.pooled, *study.comparison.tasks) if part.loss]
 
 
 def _draw_loss(axes: Any, row: float, part: PairedAccuracy, margin: float, *, is_pooled: bool) -> None:

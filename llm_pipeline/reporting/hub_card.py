@@ -82,19 +82,17 @@ class CardFacts:
 
     @property
     def behind_it(self) -> tuple[StageResult, ...]:
-        """What led to the checkpoint and judged it before production: of the release, the recipe and the targets."""
+        """What led to the checkpoint and judged it before production: of the release, the recipe and the targets.
+
+        Reports and what production does change later.
+        """
         subjects = {"", self.recipe, *self.targets}
-        return tuple(one for one in self.results if one.subject in subjects and _is_evidence(one.stage))
+        found = [(one, step_named(one.stage)) for one in self.results if one.subject in subjects]
+        return tuple(one for one, step in found if step and step.effect not in (Effect.PRODUCTION, Effect.RECORD))
 
     def result(self, stage: str, subject: str) -> StageResult | None:
         """A stage's result; None where there is none."""
         return next((one for one in self.results if (one.stage, one.subject) == (stage, subject)), None)
-
-
-def _is_evidence(stage: str) -> bool:
-    """Whether a stage works on the release itself; reports and what production does change later."""
-    step = step_named(stage)
-    return step is not None and step.effect not in (Effect.PRODUCTION, Effect.RECORD)
 
 
 def render_card(facts: CardFacts) -> str:
