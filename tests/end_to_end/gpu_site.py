@@ -13,6 +13,10 @@ from typing import Any
 
 import yaml
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from deployment_here import place_document
+
 from llm_pipeline.adapters.envoy.router import stop_router
 from llm_pipeline.artifacts.items import read_items
 from llm_pipeline.config.deployment import Deployment
@@ -95,20 +99,13 @@ class GpuSite:
         )
         deployment = yaml.safe_load(self._site.layout.deployment.read_text())
         control = deployment["environments"]["control"]
-        servers = {
-            name: {
-                "http": port,
-                "grpc": port + 1,
-                "metrics": port + 2,
-                "openai": port + 3,
-                "readable": [str(self._answers)],
-            }
-            for port, name in zip((_PORT, _PORT + 10, _PORT + 20), ("staging", "blue", "green"), strict=True)
-        }
+        place = place_document(iter(range(_PORT, _PORT + 50)))
+        for server in ("staging", "blue", "green"):
+            place[server]["readable"] = [str(self._answers)]
         deployment |= {
             "state_root": str(self._place / "state"),
             "environments": {"control": control, "model": python, "trtllm": python},
-            "places": {TARGET: {**servers, "router": {"port": _PORT + 40, "admin_port": _PORT + 41}}},
+            "places": {TARGET: place},
         }
         path = configs / "deployments" / "gpu.yaml"
         path.write_text(yaml.safe_dump(deployment))

@@ -95,16 +95,7 @@ class SampleRelease:
         self.store.write_document(release_record_name(RELEASE), record.model_dump(mode="json"), None)
 
     def add(
-        self,
-        stage: str,
-        subject: str = "",
-        seconds: float = 5.0,
-        *,
-        artifacts: dict[str, ArtifactRef] | None = None,
-        metrics: dict[str, Metric] | None = None,
-        judgement: Judgement | None = None,
-        reused: bool = False,
-        wait: float = 1.0,
+        self, stage: str, subject: str = "", seconds: float = 5.0, *, wait: float = 1.0, **fields: Any
     ) -> StageResult:
         self._clock += timedelta(seconds=wait)
         result = StageResult(
@@ -112,12 +103,9 @@ class SampleRelease:
             stage=stage,
             subject=subject,
             key=f"{abs(hash((stage, subject))):064x}"[-64:],
-            reused=reused,
-            artifacts=artifacts or {},
-            metrics=metrics or {},
-            judgement=judgement,
             tools={"nvidia-modelopt": "0.47.0"} if stage == "quantize" else {},
             timings=Timings(started_at=self._clock, total_seconds=seconds),
+            **fields,
         )
         self.store.write_document(results_name(RELEASE, stage, subject), result.model_dump(mode="json"), None)
         self._clock += timedelta(seconds=seconds)
