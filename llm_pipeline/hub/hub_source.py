@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from huggingface_hub import hf_hub_url
 from huggingface_hub.errors import HfHubHTTPError
@@ -35,6 +35,7 @@ _WAITS_SECONDS = (1, 2, 4)
 _LONGEST_WAIT_SECONDS = 10.0
 
 Answer = TypeVar("Answer")
+Pinned = TypeVar("Pinned", bound=PinnedModel)
 
 
 @dataclass(frozen=True)
@@ -57,21 +58,12 @@ class HubSource:
     def pin(self, name: str, revision: str) -> PinnedDataSet:
         """Pins a data set to a commit; one that the hub has renamed is taken from its new name."""
         where = f"datasets/{name}@{revision}"
-        info = self.hub.information(name, revision, where, kind="dataset", files_metadata=True)
-        if info.disabled:
-            raise HubRefused("the data set was disabled", where=where, hint="choose another one")
+        info = _information(self.hub, name, revision, where, "dataset")
         if info.id != name:
             log.warning("the hub has this data set under another name", data_set=name, now=info.id)
-        siblings = [sibling for sibling in info.siblings or [] if unsafe_reason(sibling.rfilename) is None]
-        try:
-            pinned = PinnedDataSet(
-                id=info.id,
-                commit=info.sha,
-                files=tuple(sorted(map(listed_file, siblings), key=lambda file: file.path)),
-                gated=info.gated or None,
-            )
-        except ValidationError as error:
-            raise malformed_answer(where, str(error)) from error
+        names = (sibling.rfilename for sibling in info.siblings or [])
+        paths = sorted(path for path in names if unsafe_reason(path) is None)
+        pinned = _pinned(PinnedDataSet, info, paths, where, id=info.id)
         data = [file for file in pinned.files if not file.path.startswith(".") and file.path != CARD_FILE]
         if pinned.gated and data:
             self.hub.require_access(pinned, min(data, key=lambda file: file.size), where, "dataset")
@@ -133,24 +125,30 @@ def _patiently(ask: Callable[[], Answer]) -> Answer:
 def _pin(hub: Hub, model_id: str, revision: str) -> tuple[PinnedModel, Selection]:
     """The pinned model, of which `hub` gives every file, and what of its repository is left out."""
     where = f"{model_id}@{revision}"
-    info = hub.information(model_id, revision, where, files_metadata=True)
-    if info.disabled:
-        raise HubRefused("the repository was disabled", where=where, hint="choose another repository")
+    info = _information(hub, model_id, revision, where)
     if info.id != model_id:  # the client follows renames; an abandoned name can be taken by somebody else
         hint = f"if that is the model you mean, set model.id to {info.id}"
         raise HubRefused(f"the hub answers for {info.id}", where=where, hint=hint)
-    siblings = {sibling.rfilename: sibling for sibling in info.siblings or []}
     selection = select_files([sibling.rfilename for sibling in info.siblings or []], where=where)
-    try:
-        model = PinnedModel(
-            id=model_id,
-            commit=info.sha,
-            files=tuple(listed_file(siblings[path]) for path in selection.fetched),
-            license=stated_license(info.card_data.to_dict() if info.card_data else {}, info.tags or ()),
-            gated=info.gated or None,
-        )
-    except ValidationError as error:
-        raise malformed_answer(where, str(error)) from error
+    stated = stated_license(info.card_data.to_dict() if info.card_data else {}, info.tags or ())
+    model = _pinned(PinnedModel, info, selection.fetched, where, id=model_id, license=stated)
     smallest = min(model.files, key=lambda file: file.size)  # select_files refuses a repository without any
     hub.require_access(model, smallest, where)
     return model, selection
+
+
+def _information(hub: Hub, name: str, revision: str, where: str, kind: RepositoryKind = "model") -> Any:
+    info = hub.information(name, revision, where, kind=kind, files_metadata=True)
+    if info.disabled:
+        raise HubRefused("the repository was disabled", where=where, hint="choose another one")
+    return info
+
+
+def _pinned(kind: type[Pinned], info: Any, paths: Sequence[str], where: str, **stated: str | None) -> Pinned:
+    """Some of the files that the hub lists, at the commit of its answer."""
+    siblings = {sibling.rfilename: sibling for sibling in info.siblings or []}
+    files = (listed_file(siblings[path]) for path in paths)
+    try:
+        return kind(commit=info.sha, files=tuple(files), gated=info.gated or None, **stated)
+    except ValidationError as error:
+        raise malformed_answer(where, str(error)) from error
