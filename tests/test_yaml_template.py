@@ -11,21 +11,9 @@ from llm_pipeline.base.yaml_template import render_yaml
 
 ALL = "".join(map(chr, [*range(0x3000), 0xFEFF, 0xFFFD, 0xFFFE, 0xFFFF, 0x1F600, 0x10FFFF]))
 VALUES = [
-    ALL,
-    "",
-    "yes",
-    "1e3",
-    "null",
-    "a: b # c",
-    "{{ x }} {% y %}",
-    "\"'\\",
-    "- a\n- b",
-    5,
-    True,
-    None,
-    ["<&>"],
+    ALL, "", "yes", "1e3", "null", "a: b # c", "{{ x }} {% y %}", "\"'\\", "- a\n- b", 5, True, None, ["<&>"],
     {"a": {"b": []}},
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("value", VALUES, ids=range(len(VALUES)))

@@ -39,7 +39,6 @@ from llm_pipeline.store import open_store
 
 PACKAGE = Path(__file__).parents[1] / "doubles" / "acme_adapters"
 ROOT = Path(__file__).parents[2]
-"""Groups whose models are in the folders of their adapters, in modules that a configuration may import."""
 GROUPS = ["engines", "routers", "metric_sources", "server_controls", "runners", "stores"]
 
 

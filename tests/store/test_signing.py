@@ -161,9 +161,7 @@ ALTERED: dict[str, Callable[[dict], object]] = {
     "no hint": lambda bundle: bundle["verificationMaterial"]["publicKey"].pop("hint"),
     "other payload": lambda bundle: bundle["dsseEnvelope"].update(payload="e30="),
     "other signature": lambda bundle: bundle["dsseEnvelope"]["signatures"][0].update(sig="AAAA"),
-    "no signature": lambda bundle: bundle["dsseEnvelope"].update(signatures=[]),
     "no envelope": lambda bundle: bundle.pop("dsseEnvelope"),
-    "other media type": lambda bundle: bundle.update(mediaType="text/plain"),
 }
 
 
