@@ -42,39 +42,30 @@ def with_outcome(study: LoadStudy, **changes: object) -> LoadStudy:
     return study.model_copy(update={"outcome": study.outcome.model_copy(update=changes)})
 
 
-def test_requests_that_failed_keep_a_curve_below_one(tmp_path: Path) -> None:
-    outcome = sample_load_test(tmp_path, broken=24)
-    requests = sum(window.requests for window in outcome.windows[-3:])
-    curves = read_load(tmp_path, "cpu", POLICY).curves
-    assert {curve.shares[-1] for curve in curves} == {1 - 24 / requests}
-
-
-def test_the_latency_plot_names_its_axes_and_every_limit(plots: dict[str, Plot]) -> None:
+def test_the_plots_name_their_axes_and_limits_and_hold_them_against_the_quantile_of_the_attainment(
+    study: LoadStudy, plots: dict[str, Plot]
+) -> None:
     assert {"share of requests answered", "its limit, 250 ms", "its limit, 1,500 ms", "needed: 95 %"} <= texts(
         plots["latency-cpu"]
     )
     assert "2,400 requests at 50 requests/s; none failed" in plots["latency-cpu"].description
-
-
-def test_latency_against_rate_holds_the_limits_against_the_quantile_of_the_attainment(
-    study: LoadStudy, plots: dict[str, Plot]
-) -> None:
     shown = {"first token p95", "end to end p95", "its limit, 250 ms", "workload, 20/s", "confirmed, 50/s"}
     assert shown <= texts(plots["latency-by-rate-cpu"])
     stricter = study.model_copy(update={"policy": POLICY.model_copy(update={"attainment": 0.99})})
     assert "first token p99" in texts(plot_latency_by_rate(stricter))
 
 
-def test_the_series_holds_every_request_once_and_the_longest_stall_of_each_interval(tmp_path: Path) -> None:
+def test_the_series_holds_every_request_once_and_what_failed_keeps_a_curve_below_one(tmp_path: Path) -> None:
     outcome = sample_load_test(tmp_path, broken=24)
-    series = read_load(tmp_path, "cpu", POLICY).series
-    assert series is not None
+    read, requests = read_load(tmp_path, "cpu", POLICY), sum(window.requests for window in outcome.windows[-3:])
+    assert {curve.shares[-1] for curve in read.curves} == {1 - 24 / requests}
+    series = read.series
     widths = np.diff(series.edges)
-    assert sum(series.arrived * widths) == pytest.approx(sum(window.requests for window in outcome.windows[-3:]))
+    assert sum(series.arrived * widths) == pytest.approx(requests)
     assert sum(series.failed * widths) == pytest.approx(24)
     assert series.starts == pytest.approx((0.0, 16.0, 32.0))
-    stalled = series.edges[int(np.argmax(series.longest_stall_milliseconds))]
     assert max(series.longest_stall_milliseconds) == pytest.approx(400.0)
+    stalled = series.edges[int(np.argmax(series.longest_stall_milliseconds))]
     assert 16.0 < stalled < 32.0, "the second window has the stall"
 
 
