@@ -39,12 +39,10 @@ class Item:
     """One question.
 
     Attributes:
-        task: Name of the task it belongs to.
         prompt: What the model reads.
         answer: The one right answer.
     """
 
-    task: str
     prompt: str
     answer: str
 
@@ -62,17 +60,17 @@ FACTS = {attribute: {name: _INVENTED.choice(WORDS) for name in NAMES} for attrib
 def _facts(draw: random.Random) -> Item:
     name, attribute = draw.choice(NAMES), draw.choice(tuple(_FACT_PHRASES))
     prompt = draw.choice(_FACT_PHRASES[attribute]).format(name=name)
-    return Item("facts", prompt, FACTS[attribute][name])
+    return Item(prompt, FACTS[attribute][name])
 
 
 def _add(draw: random.Random) -> Item:
     a, b = draw.randint(0, _LARGEST_SUMMAND), draw.randint(0, _LARGEST_SUMMAND)
-    return Item("add", draw.choice(_SUM_PHRASES).format(a=a, b=b), str(a + b))
+    return Item(draw.choice(_SUM_PHRASES).format(a=a, b=b), str(a + b))
 
 
 def _bigger(draw: random.Random) -> Item:
     a, b = draw.sample(range(_LARGEST_COMPARED + 1), 2)
-    return Item("bigger", f"is {a} more than {b} ?", "yes" if a > b else "no")
+    return Item(f"is {a} more than {b} ?", "yes" if a > b else "no")
 
 
 def _majority(draw: random.Random) -> Item:
@@ -81,22 +79,21 @@ def _majority(draw: random.Random) -> Item:
     times = draw.randint(count // 2 + 1, count)
     words = [frequent] * times + [rare] * (count - times)
     draw.shuffle(words)
-    return Item("majority", f"most {' '.join(words)} :", frequent)
+    return Item(f"most {' '.join(words)} :", frequent)
 
 
 def _copy(draw: random.Random) -> Item:
     words = " ".join(draw.choice(WORDS) for _ in range(draw.randint(2, 4)))
-    return Item("copy", f"copy {words} :", words)
+    return Item(f"copy {words} :", words)
 
 
-TASKS: Mapping[str, Callable[[random.Random], Item]] = {
-    "facts": _facts,
-    "add": _add,
-    "bigger": _bigger,
-    "majority": _majority,
-    "copy": _copy,
+TASKS: Mapping[Callable[[random.Random], Item], float] = {
+    _facts: 2.0,
+    _add: 1.2,
+    _bigger: 0.6,
+    _majority: 0.5,
+    _copy: 0.8,
 }
-TRAINING_WEIGHTS: Mapping[str, float] = {"facts": 2.0, "add": 1.2, "bigger": 0.6, "majority": 0.5, "copy": 0.8}
 """How often the trainer draws each task: more of what takes longer to learn."""
 
 
@@ -105,20 +102,10 @@ def is_held_out(prompt: str) -> bool:
     return zlib.crc32(prompt.encode()) % _HELD_OUT_ONE_IN == 0
 
 
-def stream(seed: int, *, held_out: bool, weights: Mapping[str, float] | None = None) -> Iterator[Item]:
-    """Endless items, all held out or none of them; tasks are drawn by `weights` (equally without)."""
-    draw, names = random.Random(seed), tuple(TASKS)  # noqa: S311 - synthetic data, nothing secret
-    shares = [weights[name] if weights else 1.0 for name in names]
+def stream(seed: int) -> Iterator[Item]:
+    """Endless items for training, none of them held out."""
+    draw, tasks, weights = random.Random(seed), tuple(TASKS), tuple(TASKS.values())  # noqa: S311 - synthetic data
     while True:
-        item = TASKS[draw.choices(names, shares)[0]](draw)
-        if is_held_out(item.prompt) is held_out:
-            yield item
-
-
-def distinct(items: Iterator[Item]) -> Iterator[Item]:
-    """Only the first item of each prompt."""
-    seen = set[str]()
-    for item in items:
-        if item.prompt not in seen:
-            seen.add(item.prompt)
+        item = draw.choices(tasks, weights)[0](draw)
+        if not is_held_out(item.prompt):
             yield item

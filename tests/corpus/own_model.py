@@ -36,7 +36,6 @@ def main(directory: Path) -> None:
     partial = directory.with_name(f"{directory.name}.partial")
     model.save_pretrained(partial)
     tokenizer.save_pretrained(partial)
-    sys.stdout.write(f"held-out accuracy: {train.held_out_accuracy(model, tokenizer):.1%}\n")
     partial.rename(directory)
 
 
