@@ -11,8 +11,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -192,29 +193,6 @@ class GuardOperator(CommandOperator):
     arguments = ("guard", "--target")
 
 
-def guard_dag(used: UsedDeployment) -> DAG:
-    """The guard of one deployment."""
-    name = used.deployment.name
-    dag = _dag(
-        "guard",
-        used,
-        description="Rolls back canaries whose controller is gone",
-        doc_md=documentation("guard", name=name, file=used.path.name),
-        schedule=cron_timetable(used.deployment.guard_schedule, key="guard_schedule", where=str(used.path)),
-        dagrun_timeout=_LONGEST_GUARD_RUN,
-        default_args=task_defaults(used.deployment.owner) | {"retries": 0},  # the next run is a minute away
-    )
-    with dag:
-        _on_each_target(
-            used,
-            GuardOperator,
-            task_id="guard",
-            task_display_name="Guard",
-            doc_md="The log has one line for each thing that it did, or `nothing to do`.",
-        )
-    return dag
-
-
 class RollBackOperator(CommandOperator):
     """Leaves a release on the target that the form names; other targets are skipped."""
 
@@ -227,28 +205,7 @@ class RollBackOperator(CommandOperator):
         return [*command, f"--from={form['release']}"] if form["release"] else command
 
 
-def rollback_dag(used: UsedDeployment) -> DAG:
-    """The rollback of one deployment."""
-    dag = _dag(
-        "rollback",
-        used,
-        description="Rolls back a release on trial or in production, at a person's request",
-        doc_md=documentation("rollback", name=used.deployment.name),
-        schedule=None,
-        params=_form(used),
-    )
-    with dag:
-        _on_each_target(
-            used,
-            RollBackOperator,
-            task_id="roll_back",
-            task_display_name="Roll back",
-            doc_md="The last line of the log says what serves.",
-        )
-    return dag
-
-
-def _form(used: UsedDeployment) -> dict[str, Param]:
+def _rollback_form(used: UsedDeployment) -> dict[str, Param]:
     return {
         "model": _choice(used.models, title="Model"),
         "target": _choice(used.targets, title="Target"),
@@ -284,30 +241,6 @@ class VerifyOperator(CommandOperator):
         return (verified(origin, self.subject, str(found)),) if isinstance(found, FoundWrong) else None
 
 
-def verify_dag(used: UsedDeployment) -> DAG:
-    """The verification of one deployment."""
-    dag = _dag(
-        "verify",
-        used,
-        title="Verification",
-        description="Checks what serves against what was released",
-        doc_md=documentation("verify", name=used.deployment.name, file=used.path.name),
-        schedule=cron_timetable(
-            used.deployment.verification_schedule, key="verification_schedule", where=str(used.path)
-        ),
-    )
-    with dag:
-        _on_each_target(
-            used,
-            VerifyOperator,
-            task_id="verify",
-            task_display_name="Verify",
-            doc_md="The log has one line for each thing that was checked; the last line says what is wrong.",
-            urgent=False,
-        )
-    return dag
-
-
 class RetentionOperator(CommandOperator):
     """Runs the retention of a deployment; the parameter `delete` lets it remove things."""
 
@@ -315,68 +248,113 @@ class RetentionOperator(CommandOperator):
         return ["gc", "--delete"] if context["params"]["delete"] else ["gc"]
 
 
-def retention_dag(used: UsedDeployment) -> DAG:
-    """The retention of one deployment."""
-    path, deployment = used.path, used.deployment
-    rules = deployment.retention
-    dag = _dag(
-        "retention",
-        used,
-        description=f"Removes what nobody needs any more from {deployment.store.uri}",
-        doc_md=documentation("retention", name=deployment.name, rules=rules, file=path.name),
-        schedule=cron_timetable(rules.schedule, key="retention.schedule", where=str(path)),
-        params={
-            "delete": Param(
-                rules.delete,
-                type="boolean",
-                title="Delete",
-                description="Really remove what is of no use; otherwise only say what would go.",
-            )
-        },
-    )
-    with dag:
-        RetentionOperator(
-            task_id="collect",
-            task_display_name="Collect",
-            doc_md="The table in the log says what is kept, what goes, why, and how much it is.",
-            deployment_file=str(path),
-        )
-    return dag
+def _retention_form(used: UsedDeployment) -> dict[str, Param]:
+    words = "Really remove what is of no use; otherwise only say what would go."
+    return {"delete": Param(used.deployment.retention.delete, type="boolean", title="Delete", description=words)}
 
 
-def _dag(kind: str, used: UsedDeployment, title: str = "", **options: Any) -> DAG:
-    """A DAG of one deployment, of which one run is active at a time."""
-    name = used.deployment.name
-    shared: dict[str, Any] = {"default_args": task_defaults(used.deployment.owner)}
-    return DAG(  # noqa: AIR002 - each says in its options when it runs
+@dataclass(frozen=True)
+class Kind:
+    """A kind of DAG that every deployment has one of.
+
+    Attributes:
+        operator: Does its work, on each target unless it is the retention.
+        task: Id of its task.
+        title: Of the DAG.
+        description: Of the DAG.
+        log: What its task's log has.
+        schedule: The deployment's field that says when it runs; empty for never by itself.
+        params: The form that starts it.
+        longest: How long a run may take; None for no limit.
+        task_options: Further arguments of the task.
+    """
+
+    operator: type[CommandOperator]
+    task: str
+    title: str
+    description: str
+    log: str
+    schedule: str = ""
+    params: Callable[[UsedDeployment], dict[str, Param]] = lambda _used: {}
+    longest: timedelta | None = None
+    task_options: Mapping[str, Any] = field(default_factory=dict)
+
+
+KINDS = {
+    "guard": Kind(
+        GuardOperator,
+        task="guard",
+        title="Guard",
+        description="Rolls back canaries whose controller is gone",
+        log="The log has one line for each thing that it did, or `nothing to do`.",
+        schedule="guard_schedule",
+        longest=_LONGEST_GUARD_RUN,
+        task_options={"retries": 0},  # the next run is a minute away
+    ),
+    "rollback": Kind(
+        RollBackOperator,
+        task="roll_back",
+        title="Rollback",
+        description="Rolls back a release on trial or in production, at a person's request",
+        log="The last line of the log says what serves.",
+        params=_rollback_form,
+    ),
+    "verify": Kind(
+        VerifyOperator,
+        task="verify",
+        title="Verification",
+        description="Checks what serves against what was released",
+        log="The log has one line for each thing that was checked; the last line says what is wrong.",
+        schedule="verification_schedule",
+        task_options={"priority_weight": 1},
+    ),
+    "retention": Kind(
+        RetentionOperator,
+        task="collect",
+        title="Retention",
+        description="Removes what nobody needs any more from the store",
+        log="The table in the log says what is kept, what goes, why, and how much it is.",
+        schedule="retention.schedule",
+        params=_retention_form,
+    ),
+}
+"""A DAG's id is `<kind>__<deployment>`."""
+
+
+def deployment_dag(kind: str, used: UsedDeployment) -> DAG:
+    """The DAG of a kind for one deployment, of which one run is active at a time.
+
+    Raises:
+        ConfigError: The deployment's schedule for it is none.
+    """
+    of, deployment, name = KINDS[kind], used.deployment, used.deployment.name
+    cron = attrgetter(of.schedule)(deployment) if of.schedule else None
+    rules = {"name": name, "file": used.path.name, "rules": deployment.retention}
+    dag = DAG(
         dag_id=f"{kind}__{name}",
-        dag_display_name=f"{title or kind.capitalize()} of {name}",
+        dag_display_name=f"{of.title} of {name}",
+        description=of.description,
+        doc_md=documentation(kind, **rules),
+        schedule=cron_timetable(cron, key=of.schedule, where=str(used.path)),
+        params=of.params(used),
+        dagrun_timeout=of.longest,
+        default_args=task_defaults(deployment.owner),
         catchup=False,
         auto_register=False,  # a DAG file names its own: the check of all of them must add none
         max_active_runs=1,
         tags=dag_tags(kind, name, models=used.models, targets=used.targets, engines=used.engines),
-        **shared | options,
     )
-
-
-def _on_each_target(
-    used: UsedDeployment, operator: type[CommandOperator], *, urgent: bool = True, **options: Any
-) -> None:
-    """A command for each target, where its servers are; an urgent one does not wait behind a queue of stages."""
-    operator.partial(
-        map_index_template="{{ task.subject }}",
-        deployment_file=str(used.path),
-        priority_weight=1000 if urgent else 1,
-        weight_rule="absolute",
-        **options,
-        **placement_of_targets(used.deployment, used.targets),
-    ).expand(subject=list(used.targets))
-
-
-MAKERS: Mapping[str, Callable[[UsedDeployment], DAG]] = {
-    "guard": guard_dag,
-    "rollback": rollback_dag,
-    "verify": verify_dag,
-    "retention": retention_dag,
-}
-"""What makes the DAG of one deployment, by the kind of DAG; its id is `<kind>__<deployment>`."""
+    shown = {"task_id": of.task, "task_display_name": of.task.replace("_", " ").capitalize(), "doc_md": of.log}
+    with dag:
+        if of.operator is RetentionOperator:
+            RetentionOperator(deployment_file=str(used.path), **shown)
+            return dag
+        urgent = {"priority_weight": 1000, "weight_rule": "absolute"}  # it does not wait behind a queue of stages
+        of.operator.partial(
+            map_index_template="{{ task.subject }}",
+            deployment_file=str(used.path),
+            **shown,
+            **{**urgent, **of.task_options},
+            **placement_of_targets(deployment, used.targets),  # where its servers are
+        ).expand(subject=list(used.targets))
+    return dag

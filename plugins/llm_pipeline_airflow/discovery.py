@@ -16,7 +16,7 @@ from llm_pipeline.base.collector import sparing
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.loading import each_file_read_once
 from llm_pipeline_airflow.dag_factory import release_dag
-from llm_pipeline_airflow.deployment_dags import MAKERS, used_deployments
+from llm_pipeline_airflow.deployment_dags import KINDS, deployment_dag, used_deployments
 from llm_pipeline_airflow.faults import contained
 from llm_pipeline_airflow.runs import dag_id_of
 from llm_pipeline_airflow.settings import release_configs, release_folders, require_folders
@@ -67,8 +67,8 @@ def _makers(folders: tuple[Path, ...]) -> Iterator[tuple[Path, str, Callable[[],
     for path in release_configs(folders):
         yield path, dag_id_of(path), partial(release_dag, path)
     for used in used_deployments(folders):
-        for kind, make in MAKERS.items():
-            yield used.path, f"{kind}__{used.deployment.name}", partial(make, used)
+        for kind in KINDS:
+            yield used.path, f"{kind}__{used.deployment.name}", partial(deployment_dag, kind, used)
 
 
 def _same_names(folders: tuple[Path, ...]) -> Iterator[str]:

@@ -57,21 +57,6 @@ def run(project) -> Iterator[Callable[..., Run]]:
         one.process.wait()
 
 
-@pytest.mark.thorough
-def test_the_second_waits_for_the_first_and_says_so(project, run):
-    seen = project.root / "seen"
-    project.script(resolve={"until": str(seen), "file": str(project.root / "started")}, **QUICK_END)
-    first = run("first")
-    until((project.root / "started").exists)
-    second = run("second")
-    until(lambda: second.said(f"waiting for release first (process {first.process.pid} on "))
-    assert not second.said("resolve")
-    seen.touch()
-    until(lambda: second.said("resolve"))
-    assert first.said("report")
-    assert first.end() == ExitCode.BAD_INPUT
-
-
 def test_a_release_whose_process_was_killed_is_taken_over_at_once(project, run):
     project.script(resolve={"seconds": 1, "file": str(project.root / "started")}, **QUICK_END)
     killed = run("killed")

@@ -1,8 +1,7 @@
-"""A whole Airflow with one worker slot and six containers: workers and triggerer are killed while they run."""
+"""A whole Airflow with one worker slot and three containers: the triggerer is killed while they run."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ from llm_pipeline.demo.local_airflow import AirflowAccess, AirflowClient, start_
 pytestmark = pytest.mark.thorough
 
 DAGS = Path(__file__).parent / "dags_for_tests"
-KEPT = ("one", "two", "three")
+NAMES = ("kept", "marked", "cleared")
 
 
 @dataclass
@@ -71,12 +70,10 @@ def jobs(tmp_path_factory, make_project, empty_database) -> Iterator[Jobs]:
     project = make_project(root / "containers")
     put(project, in_containers)
     paths = {"until": "end", "file": "started", "hears": "said"}
-    names = (*KEPT, "marked", "cleared", "overdue")
-    project.script(**{f"report/{n}": {key: f"{project.root}/{n}.{end}" for key, end in paths.items()} for n in names})
+    project.script(**{f"report/{n}": {key: f"{project.root}/{n}.{end}" for key, end in paths.items()} for n in NAMES})
     settings = {
         "AIRFLOW__CORE__DAGS_FOLDER": str(DAGS),
         "AIRFLOW__CORE__PARALLELISM": "1",
-        "AIRFLOW__SCHEDULER__TRIGGER_TIMEOUT_CHECK_INTERVAL": "5",
         "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "6",
         "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "1",
         "DOCKER_HOST": f"unix://{engine.socket}",
@@ -108,64 +105,25 @@ def log(run: Run, task_id: str) -> str:
     return "\n".join(run.log(task_id, max(1, run.task(task_id).tries)))
 
 
-def kill_a_worker(jobs: Jobs, run: Run) -> str:
-    """Kill the process of a task that has started its container and is not deferred yet; returns the task's id."""
-
-    def killed() -> str:
-        assert not run.ended()
-        for name, state in states(run).items():
-            if state == "running" and name in KEPT and jobs.started(name):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(run.details(name)["pid"], signal.SIGKILL)
-                    return name
-        return ""
-
-    return until(killed)
-
-
-@pytest.fixture(scope="module")
-def containers(jobs, client) -> Run:
-    """A run whose worker and triggerer were killed, and of which one task was marked failed and one cleared."""
+def test_one_worker_slot_is_enough_for_all_and_each_stage_has_one_result_past_a_killed_triggerer(jobs, client):
     run = Run(client, "containers", client.trigger("containers"))
-    killed = kill_a_worker(jobs, run)
-    names = {*KEPT, "marked", "cleared"}
-    until(lambda: {name for name, state in states(run).items() if state == "deferred"} >= names, 600)
-    assert jobs.running() >= names
-    assert run.task(killed).tries == 2
-
-    (jobs.project.root / "two.said").touch()
-    until(lambda: "INFO heard" in log(run, "two"))
+    until(lambda: set(states(run).values()) == {"deferred"}, 600)
+    assert jobs.running() == {*NAMES}
+    (jobs.project.root / "kept.said").touch()
+    until(lambda: "INFO heard" in log(run, "kept"))
     jobs.kill_triggerer()
     jobs.start()
-    for name in ("two", "marked", "cleared"):
+    for name in NAMES:
         until(lambda name=name: "this triggerer took over" in log(run, name))
 
     run.mark_failed("marked")
-    until(lambda: "marked" not in jobs.running())
-    assert jobs.running() >= names - {"marked"}
+    until(lambda: jobs.running() == {"kept", "cleared"})
     body = {"dry_run": False, "task_ids": ["cleared"], "dag_run_id": run.run_id, "only_failed": False}
     client.call("POST", "/api/v2/dags/containers/clearTaskInstances", json=body)
     until(lambda: jobs.started("cleared") == 2)
-    jobs.end(*KEPT, "cleared")
+    jobs.end("kept", "cleared")
     until(run.ended, 600)
-    return run
-
-
-def test_one_worker_slot_is_enough_for_six_containers_and_each_stage_has_one_result(containers, jobs):
-    assert states(containers) == {
-        "one": "success", "two": "success", "three": "success", "cleared": "success",
-        "marked": "failed", "overdue": "failed",
-    }  # fmt: skip
-    assert [jobs.started(name) for name in (*KEPT, "marked", "overdue")] == [1] * 5
-    assert not jobs.running()
-
-
-def test_the_log_of_a_deferred_task_shows_what_its_stage_says(containers):
-    told_by_two = log(containers, "two")
-    told = ("WARNING a warning of the stage  subject=two", "INFO heard", " made and measured:")
-    places = [told_by_two.index(words) for words in told]
-    assert places == sorted(places)
-
-
-def test_a_stage_that_is_overdue_is_stopped(containers):
-    assert "Task failed with exception" in log(containers, "overdue")
+    assert states(run) == {"kept": "success", "cleared": "success", "marked": "failed"}
+    assert (jobs.started("kept"), jobs.started("marked"), jobs.running()) == (1, 1, set())
+    told = [log(run, "kept").index(words) for words in ("a warning of the stage", "INFO heard", " made and measured:")]
+    assert told == sorted(told)
