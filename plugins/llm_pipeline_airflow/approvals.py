@@ -136,12 +136,10 @@ class DecisionTrigger(BaseTrigger):
         approved, until = None, datetime.fromisoformat(self.until)
         while approved is None and datetime.now(UTC) < until:
             await asyncio.sleep(LOOK_SECONDS)
-            with contained(f"reading {self.awaited.document}") as faults:
+            with contained(f"reading {self.awaited.document}", "cannot read whether the question was answered"):
                 if self.awaited.connections:
                     await sync_to_async(fetch_secrets)(self.awaited.connections)
                 approved = await asyncio.to_thread(self._look)
-            for fault in faults:
-                log.warning("cannot read whether the question was answered: %s", fault)
         chosen = [ApprovalOperator.APPROVE if approved else ApprovalOperator.REJECT]
         await self._close_form(chosen)
         yield TriggerEvent(  # type: ignore[no-untyped-call]
@@ -312,14 +310,12 @@ class QuestionOperator(DecisionOperator):
 
     def _write_draft(self, flow: ReleaseProgress) -> None:
         """Write the release's report as far as it goes, for whoever decides; the question waits for none that fails."""
-        with contained("writing the draft of the report") as faults:
+        with contained("writing the draft of the report", "there is no draft of the report"):
             runner, request = Runners(flow.deployment), flow.request("report")
             job = runner.submit(request, placement(request))
             while runner.is_active(job):
                 time.sleep(1.0)
             runner.outcome(job)
-        for fault in faults:
-            log.warning("there is no draft of the report: %s", fault)
 
     def _links(self, context: Context, flow: ReleaseProgress, targets: Sequence[str]) -> str:
         """The draft of the report, and what this release differs in from those that it replaces."""

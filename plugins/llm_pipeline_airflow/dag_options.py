@@ -18,6 +18,16 @@ from llm_pipeline_airflow.notifications import callbacks
 _RETRIES = 3
 _FIRST_DELAY = timedelta(seconds=10)
 _LONGEST_DELAY = timedelta(minutes=10)
+_RETRY_POLICY = ExceptionRetryPolicy(
+    rules=[
+        RetryRule(
+            exception=["llm_pipeline_airflow.faults.Refused", "llm_pipeline.base.errors.Terminal"],
+            action=RetryAction.FAIL,
+            reason="a terminal error: trying again cannot help",
+        )
+    ]
+)
+"""All other errors are tried again, with Airflow's exponential back-off."""
 
 
 @cache
@@ -48,28 +58,10 @@ def task_defaults(owner: str, given: Mapping[str, Any] | None = None) -> dict[st
         "retry_delay": _FIRST_DELAY,
         "retry_exponential_backoff": True,
         "max_retry_delay": _LONGEST_DELAY,
-        "retry_policy": _error_family_policy(),
+        "retry_policy": _RETRY_POLICY,
         **ours,
         **theirs,
     }
-
-
-def _error_family_policy() -> ExceptionRetryPolicy:
-    """Terminal errors are never tried again; all others are, with Airflow's exponential back-off."""
-    return ExceptionRetryPolicy(
-        rules=[
-            RetryRule(
-                exception="llm_pipeline.base.errors.Transient",
-                action=RetryAction.RETRY,
-                reason="a transient error: trying again may help",
-            ),
-            RetryRule(
-                exception=["llm_pipeline_airflow.faults.Refused", "llm_pipeline.base.errors.Terminal"],
-                action=RetryAction.FAIL,
-                reason="a terminal error: trying again cannot help",
-            ),
-        ]
-    )
 
 
 _LONGEST_TAG = 100

@@ -52,17 +52,20 @@ def refused(context: Context, why: str, *, told: bool = False) -> Refused:
 
 
 @contextmanager
-def contained(what: str) -> Iterator[list[PipelineError]]:
+def contained(what: str, consequence: str = "") -> Iterator[list[PipelineError]]:
     """End the block at an exception, and only the block; what is yielded then holds it as one of our errors.
 
     Args:
         what: Names the block's work in the log.
+        consequence: What follows from the error, for the log; empty where the caller tells of it.
     """
     faults: list[PipelineError] = []
     try:
         yield faults
     except Exception as error:  # noqa: BLE001 - the edge: whatever it is becomes one of ours
         faults.append(known_fault(error, what))
+        if consequence:
+            log.warning("%s: %s", consequence, faults[0])
 
 
 def known_fault(error: Exception, what: str) -> PipelineError:

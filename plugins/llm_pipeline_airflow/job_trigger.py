@@ -116,12 +116,11 @@ class JobTrigger(BaseTrigger):
         while active and not problem:
             late = _LATE_AT_MOST * _seconds_since(watched.since)
             await asyncio.sleep(min(max(SHORTEST_LOOK_SECONDS, late), _LONGEST_LOOK_SECONDS))
-            with contained(f"looking for {watched.job.name}") as faults:
+            with contained(f"looking for {watched.job.name}", "cannot see whether the stage still runs") as faults:
                 active = await _in_thread(partial(self._look, watched, watch))
                 seen_at, patience = datetime.now(UTC), _PATIENCE_SECONDS
-            for fault in faults:
-                log.warning("cannot see whether the stage still runs: %s", fault)
-                problem = str(fault) if _seconds_since(seen_at) >= patience else ""
+            if faults and _seconds_since(seen_at) >= patience:
+                problem = str(faults[0])
         event = {"offset": str(watch.offset), "problem": problem, "overdue": self._overdue}
         yield TriggerEvent(event)  # type: ignore[no-untyped-call]
 
@@ -142,14 +141,12 @@ class JobTrigger(BaseTrigger):
 
     def _kill(self) -> None:
         watched = WatchedJob.model_validate_json(self._json)
-        with contained(f"stopping {watched.job.name}") as faults:
+        with contained(f"stopping {watched.job.name}", "the stage may still run"):
             if self._still_waits():
                 log.info("another triggerer watches the stage now")
                 return
             log.warning("stopping the stage's processes: the task was killed")
             _runner(watched).cancel(watched.job)
-        for fault in faults:
-            log.error("the stage may still run: %s", fault)
 
     def _still_waits(self) -> bool:
         ti = self.task_instance

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from llm_pipeline.release.contract import StageRequest, StageResult
 from llm_pipeline_airflow.assets import ROLLBACKS, event_extra, tell_rollback
 from llm_pipeline_airflow.connections import config_with_secrets
-from llm_pipeline_airflow.faults import contained, get_logger
+from llm_pipeline_airflow.faults import contained
 from llm_pipeline_airflow.notifications import page_of, tell_canary
 from llm_pipeline_airflow.operators import StageOperator
 from llm_pipeline_airflow.states import task_states
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from pydantic import JsonValue
 
     from llm_pipeline.release.tasks import Task
-
-log = get_logger(__name__)
-
 
 _STARTED = frozenset({"success", "failed", "running", "up_for_retry"})
 _TELL_SECONDS = 10.0
@@ -48,11 +45,9 @@ class NotifyingOperator(StageOperator):
             self._told_at = time.monotonic()
 
     def _tell(self) -> None:
-        with contained("reading whom to notify") as faults:  # the config may have changed: no reason to end a canary
+        with contained("reading whom to notify", "no notification is sent"):  # a broken config ends no canary
             loaded = config_with_secrets(self.config_path)
             tell_canary(loaded.deployment, loaded.config.place_of(self.subject), self.release_id, link=self._page)
-        for fault in faults:
-            log.warning("no notification is sent: %s", fault)
 
 
 class SettleOperator(StageOperator):

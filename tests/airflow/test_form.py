@@ -122,8 +122,8 @@ def test_a_run_of_one_recipe_and_one_target_is_promoted_there_and_touches_no_oth
 @pytest.mark.parametrize(
     ("raised", "action"),
     [
-        (Transient("throttled"), RetryAction.RETRY),
-        (StageCrashed("killed"), RetryAction.RETRY),
+        (Transient("throttled"), RetryAction.DEFAULT),
+        (StageCrashed("killed"), RetryAction.DEFAULT),
         (ConfigError("wrong"), RetryAction.FAIL),
         (InternalError("a fault"), RetryAction.FAIL),
         (Refused("a person said no"), RetryAction.FAIL),
