@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 from safetensors_files import write_safetensors
-from waiting import free_port
+from waiting import free_port, until
 
+from llm_pipeline.base import detached
 from llm_pipeline.demo.hub import publish_revision
 from llm_pipeline.demo.local_airflow import AirflowAccess, AirflowClient, TaskState, start_airflow, stop_airflow
 
@@ -117,6 +120,12 @@ def running(root: Path, make_project: Callable[..., Project], empty_database: Pa
         stop_airflow(home)
         server.kill()
         server.wait()
+
+
+def kill_triggerer(home: Path) -> None:
+    process = detached.load(home / "processes/triggerer.json")
+    os.killpg(process.pid, signal.SIGKILL)
+    until(lambda: not process.session_alive)
 
 
 def make_home(home: Path, empty_database: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +9,10 @@ from typing import Any
 
 import pytest
 from docker_engine import DockerEngine
-from real_airflow import Run, make_home
+from real_airflow import Run, kill_triggerer, make_home
 from test_deferral import in_containers, put
 from waiting import free_port, until
 
-from llm_pipeline.base import detached
 from llm_pipeline.base.labels import LABEL_PREFIX
 from llm_pipeline.demo.local_airflow import AirflowAccess, AirflowClient, start_airflow, stop_airflow
 
@@ -37,11 +34,6 @@ class Jobs:
 
     def start(self) -> AirflowAccess:
         return start_airflow(self.home, self.port, settings=self.settings)
-
-    def kill_triggerer(self) -> None:
-        triggerer = detached.load(self.home / "processes" / "triggerer.json")
-        os.killpg(triggerer.pid, signal.SIGKILL)
-        until(lambda: not triggerer.session_alive)
 
     def started(self, name: str) -> int:
         """How often a stage was started."""
@@ -111,7 +103,7 @@ def test_one_worker_slot_is_enough_for_all_and_each_stage_has_one_result_past_a_
     assert jobs.running() == {*NAMES}
     (jobs.project.root / "kept.said").touch()
     until(lambda: "INFO heard" in log(run, "kept"))
-    jobs.kill_triggerer()
+    kill_triggerer(jobs.home)
     jobs.start()
     for name in NAMES:
         until(lambda name=name: "this triggerer took over" in log(run, name))

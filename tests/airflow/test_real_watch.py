@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from real_airflow import RealAirflow, publish
+from real_airflow import RealAirflow, kill_triggerer, publish
 from waiting import until
 
-from llm_pipeline.base import detached
 from llm_pipeline.demo.local_airflow import AirflowClient
 from llm_pipeline.release.loading import load_release
 from llm_pipeline.release.watch_record import read_claim, read_status
@@ -56,11 +54,6 @@ class Scene:
         paths = sorted(jobs.glob("*/resolve*/*/request.json"), key=os.path.getmtime)
         return [json.loads(path.read_text())["config"]["revision"] for path in paths]
 
-    def kill_triggerer(self) -> None:
-        process = detached.load(self.airflow.home / "processes/triggerer.json")
-        os.killpg(process.pid, signal.SIGKILL)
-        until(lambda: not process.session_alive)
-
 
 @pytest.fixture(scope="module")
 def scene(real_airflow) -> Iterator[Scene]:
@@ -92,7 +85,7 @@ def test_a_commit_of_weights_starts_a_release_of_exactly_that_commit(scene):
 
 def test_past_a_killed_triggerer_no_commit_is_released_twice_and_none_is_missed(scene):
     released = len(scene.runs())
-    scene.kill_triggerer()
+    kill_triggerer(scene.airflow.home)
     commit = scene.publish(weights=12288)
     scene.airflow.start()
     until(lambda: scene.claimed_by(commit))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 from types import SimpleNamespace
 from urllib.parse import urljoin
 
 import pytest
 from fastapi.testclient import TestClient
+from faulty_api import Server, handler
 from llm_pipeline_airflow import web
 from llm_pipeline_airflow.links import ReleaseReportLink
 from llm_pipeline_airflow.plugin import LlmPipelinePlugin
@@ -89,24 +88,14 @@ def test_the_store_of_an_example_that_nobody_released_is_not_asked(client, monke
     assert "No release yet" in answer.text
 
 
-class Answering(BaseHTTPRequestHandler):
-    """Says what the test wants."""
-
-    status = HTTPStatus.OK
-
-    def do_GET(self) -> None:
-        self.send_response(self.status)
-        self.end_headers()
-
-
 def test_what_serves_is_asked_now(client, two_releases, project):
     serve(open_store(f"file://{project.root}/store"), "demo/tiny", "cpu-a", pointer(two_releases[1]))
     url = "http://127.0.0.1:18621"
     assert f"<td class=problem>{url} gives no answer here (ConnectError)" in client.get("/releases").text
-    with HTTPServer(("127.0.0.1", 18621), Answering) as server:
+    answers = iter([200, 502])
+    with Server(("127.0.0.1", 18621), handler(lambda *_: (next(answers), b"{}"), vars)) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         assert f"<td>{url} answers</td>" in client.get("/releases").text
-        Answering.status = HTTPStatus.BAD_GATEWAY
         assert f"<td class=problem>{url} answers with status 502</td>" in client.get("/releases").text
         server.shutdown()
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from faulty_api import Server, handler
 
 
 @dataclass
@@ -33,22 +33,14 @@ class People:
 def people() -> Iterator[People]:
     told = People()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            status = told.refuse.pop(0) if told.refuse else 200
-            if status == 200:
-                told.messages.append(body)
-            self.send_response(status)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+    def respond(_method: str, _path: str, body: dict[str, str] | None) -> tuple[int, bytes]:
+        status = told.refuse.pop(0) if told.refuse else 200
+        if status == 200:
+            told.messages.append(body)
+        return status, b"{}"
 
-        def log_message(self, *_arguments: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
+    server = Server(("127.0.0.1", 0), handler(respond, vars))
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     try:
         told.url = f"json://127.0.0.1:{server.server_address[1]}/top-secret"
         yield told

@@ -19,7 +19,7 @@ from llm_pipeline.notifications.telling import NotSent, check_channel, tell, tel
 from llm_pipeline.store import open_store
 
 pytest.importorskip("apprise")
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "doubles")]
 
 from people import people
 
