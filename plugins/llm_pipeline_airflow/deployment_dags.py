@@ -110,7 +110,7 @@ class CommandOperator(BaseOperator):
     """The command and its arguments before the target's name."""
 
     def __init__(self, *, deployment_file: str, subject: str = "", **kwargs: Any) -> None:
-        super().__init__(outlets=[ROLLBACKS], **kwargs)
+        super().__init__(outlets=[ROLLBACKS] if subject else [], **kwargs)
         self.deployment_file = deployment_file
         self.subject = subject
         self._process: subprocess.Popen[str] | None = None
