@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import Field
-
 from llm_pipeline.release.contract import Inputs, Stage, StageContext, StageOutput
 from llm_pipeline.serving.control import open_control
 from llm_pipeline.serving.triton_server import stop_server
@@ -21,12 +19,10 @@ class StagingDownConfig(ServerSlotConfig):
     """What is stopped.
 
     Attributes:
-        drain_seconds: Longest wait for requests in flight.
         comparison_state: Directory of the server that production is compared with: a load test that was killed may
             have left it running.
     """
 
-    drain_seconds: float = Field(default=0.0, ge=0.0)
     comparison_state: str | None = None
 
 
@@ -39,7 +35,7 @@ def run(context: StageContext[StagingDownConfig]) -> StageOutput:
     config = context.config
     control = open_control(config.place, config.slot)
     was_running = control.find() is not None
-    control.stop(drain_seconds=config.drain_seconds)
+    control.stop()
     if config.comparison_state:
         stop_server(Path(config.comparison_state))
     return StageOutput(metrics={"was_running": int(was_running)})
