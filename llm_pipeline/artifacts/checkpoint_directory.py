@@ -147,9 +147,8 @@ def check_directory(directory: Path) -> None:
     for path in walk_files(root):
         name = path.relative_to(root).as_posix()
         if path.is_symlink() and not path.resolve().is_relative_to(root):
-            raise IntegrityError(
-                "a link leads out of the directory", where=f"{directory}/{name}", hint="publish the file itself"
-            )
+            hint = "publish the file itself"
+            raise IntegrityError("a link leads out of the directory", where=f"{directory}/{name}", hint=hint)
         if path.suffix == ".json" and path.name not in _LARGE:
             where = f"{directory}/{name}"
             document = read(path, where=where, finite=False)

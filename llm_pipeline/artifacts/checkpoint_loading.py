@@ -182,6 +182,5 @@ def _stripped(template: object) -> object:
 
 def _of_another_text(checkpoint: Path, what: str) -> IntegrityError:
     hint = "name a checkpoint with the tokenizer and the chat template of the release's model and revision"
-    return IntegrityError(
-        f"the recipe's checkpoint is not asked as the model is: {what}", where=str(checkpoint), hint=hint
-    )
+    problem = f"the recipe's checkpoint is not asked as the model is: {what}"
+    return IntegrityError(problem, where=str(checkpoint), hint=hint)

@@ -201,9 +201,8 @@ def require_target_host(target: Target) -> HostFacts:
     here = read_host_facts()
     if problems := target_problems(target, here):
         hint = "run the build on a host that the target describes: set its environment in the deployment"
-        raise Unsupported(
-            f"this host is not a {target.name}: {'; '.join(problems)}", where=f"targets/{target.name}.yaml", hint=hint
-        )
+        problem = f"this host is not a {target.name}: {'; '.join(problems)}"
+        raise Unsupported(problem, where=f"targets/{target.name}.yaml", hint=hint)
     return here
 
 

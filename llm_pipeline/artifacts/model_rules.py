@@ -259,11 +259,8 @@ def _sampling(files: TokenFiles) -> SamplingDefaults:
             continue
         switch = name == "do_sample"
         if isinstance(value, bool) is not switch or not isinstance(value, int | float):
-            raise IntegrityError(
-                f"{name} is {str(value)[:40]!r}, which is no {'switch' if switch else 'number'}",
-                where=f"{files.where}: {GENERATION}",
-                hint=_REPLACE,
-            )
+            problem = f"{name} is {str(value)[:40]!r}, which is no {'switch' if switch else 'number'}"
+            raise IntegrityError(problem, where=f"{files.where}: {GENERATION}", hint=_REPLACE)
         told[name] = int(value) if name in ("top_k", "max_new_tokens") else value
     return SamplingDefaults(**told)
 

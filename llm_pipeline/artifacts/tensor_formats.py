@@ -176,14 +176,11 @@ class LayerFormat:
     def _numbers(self, stored: StoredWeight) -> torch.Tensor:
         packed, scale = stored.packed, stored.scale
         if packed.dtype is not self.storage or scale.dtype is not self.scale or packed.dim() != 2:  # noqa: PLR2004
-            raise IntegrityError(
-                f"{packed.dtype} weights {list(packed.shape)} with {scale.dtype} scales are not {self.algorithm}",
-                where=stored.name,
-            )
+            problem = f"{packed.dtype} weights {list(packed.shape)} with {scale.dtype} scales are not {self.algorithm}"
+            raise IntegrityError(problem, where=stored.name)
         if (stored.second is not None) != self.second_scale:
-            raise IntegrityError(
-                f"{self.algorithm} {'has a' if self.second_scale else 'has no'} weight_scale_2", where=stored.name
-            )
+            problem = f"{self.algorithm} {'has a' if self.second_scale else 'has no'} weight_scale_2"
+            raise IntegrityError(problem, where=stored.name)
         if self.packing == "none":
             return packed.to(torch.float32)
         return unpack_int4(packed).to(torch.float32) if self.packing == "rows" else unpack_fp4(packed)
@@ -192,9 +189,8 @@ class LayerFormat:
         (rows, columns), scale = numbers.shape, _decoded(stored.scale)
         groups = scale.numel() // rows if self.sharing == "group" else 1
         if groups == 0 or columns % groups or scale.numel() != self.scales(rows, columns, columns // groups):
-            raise IntegrityError(
-                f"{scale.numel()} scales for {rows} rows and {columns} columns", where=f"{stored.name}.weight_scale"
-            )
+            problem = f"{scale.numel()} scales for {rows} rows and {columns} columns"
+            raise IntegrityError(problem, where=f"{stored.name}.weight_scale")
         if self.sharing == "group":
             return numbers.view(rows, groups, -1).mul_(scale.view(rows, groups, 1)).view(rows, columns)
         if self.sharing == "square":

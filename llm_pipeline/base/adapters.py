@@ -127,9 +127,8 @@ def adapter(group: Group, kind: str) -> Any:
     found = [one for one in _installed(group) if one.name == kind]
     if not found:
         hint = f"kinds are: {', '.join(kinds(group))}; packages add theirs by {where}"
-        raise ConfigError(
-            f"no {group.replace('_', ' ').removesuffix('s')} of kind {kind!r} is installed", where=where, hint=hint
-        )
+        problem = f"no {group.replace('_', ' ').removesuffix('s')} of kind {kind!r} is installed"
+        raise ConfigError(problem, where=where, hint=hint)
     if len({one.value for one in found}) > 1:
         raise ConfigError(f"two packages have a kind {kind!r}", where=where, hint="uninstall one of them")
     try:

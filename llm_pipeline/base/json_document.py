@@ -139,9 +139,8 @@ def refuse_lfs_pointer(data: bytes, where: str) -> None:
         IntegrityError: It is a pointer of Git LFS (https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md).
     """
     if data.startswith(b"version https://git-lfs.github.com/"):
-        raise IntegrityError(
-            "a pointer of Git LFS, not the file", where=where, hint="fetch the files in the clone: git lfs pull"
-        )
+        hint = "fetch the files in the clone: git lfs pull"
+        raise IntegrityError("a pointer of Git LFS, not the file", where=where, hint=hint)
 
 
 def parse(data: bytes, *, where: str, maximum_bytes: int = MAXIMUM_BYTES, finite: bool = True) -> Any:

@@ -99,9 +99,8 @@ def _text(data: bytes | str, where: str, bounds: YamlBounds) -> str:
     if isinstance(data, str):
         data = data.encode("utf-8", "surrogatepass")
     if len(data) > bounds.bytes:
-        raise ConfigError(
-            f"larger than {bounds.bytes // 1024} KiB", where=where, hint="configuration is short: is this the file?"
-        )
+        hint = "configuration is short: is this the file?"
+        raise ConfigError(f"larger than {bounds.bytes // 1024} KiB", where=where, hint=hint)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

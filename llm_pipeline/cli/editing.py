@@ -64,9 +64,8 @@ def _schema(options: argparse.Namespace) -> int:
     elif options.folder:
         write_json(json_schema(options.folder))
     else:
-        raise ConfigError(
-            "which schema?", hint=f"name one of {', '.join(FOLDERS)}, or give --output DIR for all, or --text"
-        )
+        hint = f"name one of {', '.join(FOLDERS)}, or give --output DIR for all, or --text"
+        raise ConfigError("which schema?", hint=hint)
     return ExitCode.GO
 
 

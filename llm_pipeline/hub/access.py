@@ -166,9 +166,8 @@ class Hub:
             told = " ".join(str(error).split())
             return malformed_answer(where, f"{type(error).__name__}: {told}"[:_LONGEST_WORDS])
         hint = "check the network, the proxy (HTTPS_PROXY) and hub.endpoint of the deployment; it is tried again"
-        return HubUnavailable(
-            f"no answer from {self.endpoint}: {type(error).__name__}: {_first_line(error)}", where=where, hint=hint
-        )
+        problem = f"no answer from {self.endpoint}: {type(error).__name__}: {_first_line(error)}"
+        return HubUnavailable(problem, where=where, hint=hint)
 
     def _refusal(self, error: HfHubHTTPError, status: int, where: str) -> PipelineError:
         named: list[tuple[type[Exception], type[HubRefused], str, str]] = [  # the more special class first
@@ -281,6 +280,5 @@ def listed_file(sibling: Any) -> HubFile:
 
 def malformed_answer(where: str, problem: str) -> IntegrityError:
     """The error for an answer of the hub that does not have the shape its API promises."""
-    return IntegrityError(
-        f"the hub's answer cannot be used: {problem}", where=where, hint="check that hub.endpoint is a model hub"
-    )
+    hint = "check that hub.endpoint is a model hub"
+    return IntegrityError(f"the hub's answer cannot be used: {problem}", where=where, hint=hint)

@@ -121,9 +121,8 @@ class DirectorySource:
                 path = Path(folder) / name
                 if path.is_symlink() or not (path.is_file() or path.is_dir()):
                     hint = "copy the model with `cp -rL`; `hf download MODEL --local-dir ..` writes files, not links"
-                    raise IntegrityError(
-                        "a symbolic link or a special file: only regular files are read", where=str(path), hint=hint
-                    )
+                    problem = "a symbolic link or a special file: only regular files are read"
+                    raise IntegrityError(problem, where=str(path), hint=hint)
             paths += [(Path(folder) / name).relative_to(self.root).as_posix() for name in names]
         return paths
 

@@ -130,6 +130,5 @@ def require_listening(endpoint: str | None) -> None:
         socket.create_connection((parts.hostname, parts.port or _PORTS[parts.scheme]), _CONNECTION_SECONDS).close()
     except OSError as error:
         hint = "check the network, the proxy (HTTPS_PROXY) and hub.endpoint of the deployment"
-        raise SourceUnavailable(
-            f"no answer from {address}: {error.strerror or error}", where=address, hint=hint
-        ) from error
+        problem = f"no answer from {address}: {error.strerror or error}"
+        raise SourceUnavailable(problem, where=address, hint=hint) from error

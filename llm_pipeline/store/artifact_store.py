@@ -235,9 +235,8 @@ class ArtifactStore(Documents):
         if lost := listing_differences(manifest, files_of(self._blobs, name)):
             self._seals.break_marker(self._seals.open(ref))
             hint = "a retention removed it as a leftover, or a lifecycle rule of the bucket; run it again"
-            raise Transient(
-                f"{lost[0].path} of {ref} vanished while it was published", where=self._blobs.address(name), hint=hint
-            )
+            problem = f"{lost[0].path} of {ref} vanished while it was published"
+            raise Transient(problem, where=self._blobs.address(name), hint=hint)
 
     def _differences(self, ref: ArtifactRef, sha256: Callable[[Listed], str | None]) -> Sequence[Difference]:
         opened = self._seals.open(ref)
@@ -258,9 +257,8 @@ class ArtifactStore(Documents):
     def _not_whole(self, ref: ArtifactRef, found: Sequence[Difference]) -> IntegrityError:
         listing = "; ".join(f"{difference.path}: {difference.problem}" for difference in found[:5])
         hint = "run the release again: the stage that makes it will replace it"
-        return IntegrityError(
-            f"artifact {ref} is not whole: {listing}", where=self._blobs.address(directory_of(ref)), hint=hint
-        )
+        problem = f"artifact {ref} is not whole: {listing}"
+        return IntegrityError(problem, where=self._blobs.address(directory_of(ref)), hint=hint)
 
     def _by_directory(self) -> Iterator[tuple[str, dict[str, Listed]]]:
         """All that lies below `artifacts/`, complete or not: the directory of each, and the files at their paths."""

@@ -166,9 +166,8 @@ def require_unchanged(directory: Path, before: Mapping[str, FileState]) -> None:
     for path in sorted(before.keys() | after.keys()):
         if before.get(path) != after.get(path):
             hint = "publish it again once nothing writes to it"
-            raise IntegrityError(
-                "a file was added, removed or changed while it was published", where=str(directory / path), hint=hint
-            )
+            problem = "a file was added, removed or changed while it was published"
+            raise IntegrityError(problem, where=str(directory / path), hint=hint)
 
 
 Files = Mapping[str, Listed]

@@ -65,9 +65,8 @@ class Signatures:
             return None
         if self._config.private_key is None:
             hint = "give private_key where stages run"
-            raise ConfigError(
-                "this store requires signatures, and no signing key is set here", where="signing", hint=hint
-            )
+            problem = "this store requires signatures, and no signing key is set here"
+            raise ConfigError(problem, where="signing", hint=hint)
         return self._signed(self._config, self._config.private_key, _of_artifact(manifest, statement))
 
     def sign_document(self, name: str, value: Mapping[str, JsonValue]) -> str | None:
@@ -231,8 +230,6 @@ def _library() -> tuple[Any, Any]:
     try:
         from model_signing import signing, verifying
     except ModuleNotFoundError as error:
-        raise Unsupported(
-            f"signatures need model_signing, and {error.name} is not installed in this interpreter",
-            hint="pip install 'llm-pipeline[signing]'",
-        ) from error
+        problem = f"signatures need model_signing, and {error.name} is not installed in this interpreter"
+        raise Unsupported(problem, hint="pip install 'llm-pipeline[signing]'") from error
     return signing, verifying
