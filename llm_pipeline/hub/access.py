@@ -13,19 +13,8 @@ from importlib import import_module
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from huggingface_hub import HfApi, get_hf_file_metadata, get_session, hf_hub_url
+from huggingface_hub import HfApi, errors, get_hf_file_metadata, get_session, hf_hub_url
 from huggingface_hub.constants import HF_HUB_ETAG_TIMEOUT
-from huggingface_hub.errors import (
-    DisabledRepoError,
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    HTTPError,  # of the HTTP library that this version of the client uses
-    OfflineModeIsEnabled,
-    RemoteEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
 from huggingface_hub.utils import build_hf_headers, disable_progress_bars, parse_ratelimit_headers
 
 from llm_pipeline import __version__
@@ -148,19 +137,20 @@ class Hub:
         """
         try:
             yield
-        except (HTTPError, OfflineModeIsEnabled, OSError, RuntimeError, *_READ_WITHOUT_CHECKS) as error:
+        except (errors.HTTPError, errors.OfflineModeIsEnabled, OSError, RuntimeError, *_READ_WITHOUT_CHECKS) as error:
             if isinstance(error, OSError) and error.errno is not None:  # of this machine's disk
                 raise
-            met = None if isinstance(error, HTTPError) else error.__cause__  # others may be the client's own, around it
+            # one that is no HTTPError of the client's library may be the client's own, around one that is
+            met = None if isinstance(error, errors.HTTPError) else error.__cause__
             raise self._translated(met or error, where) from error
 
     def _translated(self, error: BaseException, where: str) -> PipelineError:
-        if isinstance(error, HFValidationError):
+        if isinstance(error, errors.HFValidationError):
             return ConfigError(f"the hub's client does not accept this name: {error}", where=where)
-        if isinstance(error, OfflineModeIsEnabled):
+        if isinstance(error, errors.OfflineModeIsEnabled):
             hint = "unset HF_HUB_OFFLINE, or set model.source to a directory, and for data sets evaluation.data_source"
             return HubRefused("the hub's client is in offline mode", where=where, hint=hint)
-        if isinstance(error, HfHubHTTPError) and error.response is not None:
+        if isinstance(error, errors.HfHubHTTPError) and error.response is not None:
             return self._refusal(error, error.response.status_code, where)
         if isinstance(error, _READ_WITHOUT_CHECKS):
             told = " ".join(str(error).split())
@@ -169,18 +159,14 @@ class Hub:
         problem = f"no answer from {self.endpoint}: {type(error).__name__}: {_first_line(error)}"
         return HubUnavailable(problem, where=where, hint=hint)
 
-    def _refusal(self, error: HfHubHTTPError, status: int, where: str) -> PipelineError:
+    def _refusal(self, error: errors.HfHubHTTPError, status: int, where: str) -> PipelineError:
+        gone, gated = "no such file at this revision", "the repository is gated and this account has no access"
         named: list[tuple[type[Exception], type[HubRefused], str, str]] = [  # the more special class first
-            (DisabledRepoError, HubRefused, "the repository was disabled", "choose another repository"),
-            (
-                GatedRepoError,
-                RepositoryGated,
-                "the repository is gated and this account has no access",
-                self._gate_hint(where),
-            ),
-            (RevisionNotFoundError, NotOnTheHub, "no such revision", "name a branch, tag or commit that exists"),
-            (RemoteEntryNotFoundError, NotOnTheHub, "no such file at this revision", "resolve the revision again"),
-            (RepositoryNotFoundError, NotOnTheHub, "no such repository, or it is private", self._token_hint()),
+            (errors.DisabledRepoError, HubRefused, "the repository was disabled", "choose another repository"),
+            (errors.GatedRepoError, RepositoryGated, gated, self._gate_hint(where)),
+            (errors.RevisionNotFoundError, NotOnTheHub, "no such revision", "name a branch, tag or commit that exists"),
+            (errors.RemoteEntryNotFoundError, NotOnTheHub, gone, "resolve the revision again"),
+            (errors.RepositoryNotFoundError, NotOnTheHub, "no such repository, or it is private", self._token_hint()),
         ]
         for kind, ours, message, hint in named:
             if isinstance(error, kind):
