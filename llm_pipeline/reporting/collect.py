@@ -155,6 +155,7 @@ class _Collector:
         self._flow = ReleaseProgress(store, record)
         found, damaged = store.readable_as(f"releases/{record.release_id}/results", StageResult)
         self._gaps = [str(one.error) for one in damaged]
+        self._summaries: dict[tuple[str, str], EvaluationSummary | None] = {}
         by_start = sorted(found.values(), key=lambda one: (one.timings.started_at, flow_order(one.stage)))
         self._results = {(result.stage, result.subject): result for result in by_start}
         self._failures = read_failures(store, record.release_id, self._results, self._gaps)
@@ -224,7 +225,10 @@ class _Collector:
         return None if ref is None else self._try(what, lambda: read(self._store.fetch(ref)))
 
     def _summary(self, stage: str, subject: str) -> EvaluationSummary | None:
-        return self._read(stage, subject, "evaluation", read_summary)
+        """The summary of an evaluation, which several parts of the report show: read once, and missed once."""
+        if (stage, subject) not in self._summaries:
+            self._summaries[stage, subject] = self._read(stage, subject, "evaluation", read_summary)
+        return self._summaries[stage, subject]
 
     def _planned(self, part: str, model: type[ModelT]) -> tuple[ModelT, ...]:
         """What the plan said of each target, of each stage, or of all together; nothing without a plan."""

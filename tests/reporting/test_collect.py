@@ -118,14 +118,15 @@ def test_an_artifact_that_is_gone_or_a_result_that_cannot_be_read_is_a_gap_and_n
     release = whole_release(tmp_path)
     root = Path(urlsplit(release.store.uri).path)
     shutil.rmtree(root / "artifacts" / "canary")
+    shutil.rmtree(root / "artifacts" / "evaluation")
     for outcome in (root / "artifacts" / "load_test").rglob("load_test.json"):
         outcome.chmod(0o644)
         outcome.write_text("not a load test\n")
     release.store.write_document(f"releases/{RELEASE}/results/build.gpu.json", {"stage": "build"}, None)
     data = release.report()
     assert data.canaries == data.loads == ()
-    for what in ("canary", "load_test", "build.gpu.json"):
-        assert any(what in gap for gap in data.gaps)
+    for what in ("canary", "load_test", "build.gpu.json", "evaluation of accuracy fp8"):
+        assert sum(what in gap for gap in data.gaps) == 1, data.gaps
     assert data.headline.state == "in production"
 
 
