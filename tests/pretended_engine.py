@@ -15,7 +15,7 @@ def make_engine(directory: Path) -> Path:
     for name in OPENVINO_FILES:
         (directory / name).write_bytes(b"x")
     facts = EngineFacts(
-        builder="openvino_cpu", bytes=1, weight_format="native", quantization="FP8",
+        bytes=1, quantization="FP8",
         kv_cache="f32", context_length=128, device="a CPU", versions={}, seconds={},
     )  # fmt: skip
     target = Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu")

@@ -218,9 +218,7 @@ class EngineFacts(Frozen):
     """What a build produced.
 
     Attributes:
-        builder: The builder's name.
         bytes: Size of the engine's files, without `engine.json`.
-        weight_format: The target's weight format.
         quantization: The artifact's algorithm in modelopt's words; None for a plain checkpoint.
         kv_cache: Element type of the KV cache, and of the numbers in it if that is narrower.
         context_length: Most tokens (prompt and output) that the model can attend to.
@@ -230,9 +228,7 @@ class EngineFacts(Frozen):
         details: What only this builder has to say.
     """
 
-    builder: str
     bytes: int
-    weight_format: str
     quantization: str | None
     kv_cache: str
     context_length: int

@@ -101,7 +101,7 @@ def write_repository(
     description = EngineDescription.read(engine)
     packaged = PackagedEngine(engine, engine_ref, description, target, facts, model, chat_template_arguments or {})
     destination.mkdir()
-    write_links(destination, engine_adapter(description.facts.builder).write_repository(packaged, destination))
+    write_links(destination, engine_adapter(description.target.engine).write_repository(packaged, destination))
     golden_prompts.write_golden(destination, golden)
     (destination / FACTS_FILE).write_text(json.dumps(dict(facts), indent=1, sort_keys=True) + "\n", encoding="utf-8")
     files = [path for path in destination.rglob("*") if path.is_file()]

@@ -84,16 +84,16 @@ def run(context: StageContext[PackageConfig]) -> StageOutput:
 def _facts(context: StageContext[PackageConfig]) -> dict[str, Fact]:
     """What release.json says; nothing of the release itself, so that equal inputs give an equal repository."""
     description = EngineDescription.read(context.inputs["engine"])
-    facts, host = description.facts, description.host
+    facts, host, target = description.facts, description.host, description.target
     return {
-        "builder": facts.builder,
-        "weight_format": facts.weight_format,
+        "builder": target.engine,
+        "weight_format": target.weight_format,
         "quantization": facts.quantization,
-        "built_for": description.target.name,
+        "built_for": target.name,
         "built_on": facts.device,
         "built_in": host.container if host else None,
         "compute_capability": host.gpus[0].sm if host and host.gpus else None,
-        "runtime_version": facts.versions.get(engine_adapter(facts.builder).runtime),
+        "runtime_version": facts.versions.get(engine_adapter(target.engine).runtime),
         "engine_digest": context.request.inputs["engine"].digest,
         "evaluation_digest": context.request.inputs["evaluation"].digest,
     }

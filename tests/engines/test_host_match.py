@@ -37,7 +37,7 @@ def host(*gpus: GpuFacts, driver: str = "590.44.01", container: str | None = Non
 
 def engine(built_on: HostFacts | None) -> EngineDescription:
     facts = EngineFacts(
-        builder="tensorrt_llm_llmapi", bytes=1, weight_format="native", quantization=None, kv_cache="auto",
+        bytes=1, quantization=None, kv_cache="auto",
         context_length=128, device="", versions={}, seconds={},
     )  # fmt: skip
     return EngineDescription(facts=facts, target=TARGET, host=built_on)

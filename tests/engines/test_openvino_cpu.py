@@ -104,10 +104,9 @@ def test_a_native_engine_holds_the_artifacts_own_bytes(exported, built):
 
 @pytest.mark.parametrize("weight_format", ["fp32", "int8", "int4"])
 def test_other_weight_formats_build_and_generate(weight_format, built):
-    engine, facts = built(None, weight_format)
+    engine, _ = built(None, weight_format)
     assert all(tiny_llama.greedy_engine(engine, PROMPTS[:2], TOKENS))
     assert holds_integers(engine) == (weight_format != "fp32")
-    assert facts.weight_format == weight_format
 
 
 def test_an_engine_records_its_own_answers_for_its_servers_to_repeat(checkpoint, target, tmp_path):

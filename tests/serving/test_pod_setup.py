@@ -81,7 +81,7 @@ def test_an_engine_of_another_host_is_not_laid_out(store, repository, tmp_path, 
 def engine_of_an_h100() -> str:
     target = Target(name="h100", accelerator="H100-SXM5-80GB", engine="tensorrt_llm_llmapi")
     facts = EngineFacts(
-        builder=target.engine, bytes=0, weight_format="native", quantization=None, kv_cache="auto", context_length=8,
+        bytes=0, quantization=None, kv_cache="auto", context_length=8,
         device="H100", versions={}, seconds={},
     )  # fmt: skip
     gpu = GpuFacts(name="NVIDIA H100 80GB HBM3", sm="sm90", memory_bytes=85_520_809_984)

@@ -79,7 +79,7 @@ def test_a_repository_is_refused_on_another_host_and_one_that_does_not_say_goes_
     engine = tmp_path / "llm/1/engine"
     engine.mkdir(parents=True)
     facts = EngineFacts(
-        builder="tensorrt_llm_engine", bytes=1, weight_format="native", quantization="FP8", kv_cache="fp8",
+        bytes=1, quantization="FP8", kv_cache="fp8",
         context_length=512, device="a GPU", versions={}, seconds={},
     )  # fmt: skip
     host = HostFacts(gpus=(GpuFacts(name="NVIDIA H200", sm="sm90", memory_bytes=2**37),), driver="590.44.01")

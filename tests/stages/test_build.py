@@ -51,7 +51,7 @@ def test_a_build_publishes_an_engine_with_everything_the_report_needs_and_a_seco
     engine = open_store(f"file://{place / 'store'}").fetch(first.artifacts["engine"])
     facts = EngineDescription.read(engine).facts
     assert first.metrics["engine_bytes"] == facts.bytes > 0
-    assert first.metrics["weight_format"] == "native"
+    assert first.metrics["kv_cache"] == "f32"
     assert {"seconds_import", "seconds_trace", "seconds_weights", "seconds_load"} <= set(first.metrics)
     again = execute(request_build())
     assert again.reused

@@ -38,7 +38,7 @@ def gpu_build(tmp_path):
     directory.mkdir()
     (directory / "llm_args.yaml").write_text("backend: pytorch\n")
     facts = EngineFacts(
-        builder="tensorrt_llm_llmapi", bytes=1, weight_format="native", quantization="FP8", kv_cache="fp8",
+        bytes=1, quantization="FP8", kv_cache="fp8",
         context_length=512, device="NVIDIA H100", versions={"tensorrt_llm": "1.2.1"}, seconds={},
     )  # fmt: skip
     host = HostFacts(

@@ -199,9 +199,7 @@ def _describe(
             match = golden_match(inputs.golden, texts, least)
             write_golden(engine, answered(inputs.golden, texts))
     facts = EngineFacts(
-        builder="openvino_cpu",
         bytes=_size(engine),
-        weight_format=target.weight_format,
         quantization=quantization.algorithm,
         kv_cache="fp8 numbers in f32" if native and native.kv_quantizers else "f32",
         context_length=context_length,

@@ -92,9 +92,7 @@ class TensorRtLlmEngineBuilder:
             if (config := inputs.checkpoint / "config.json").is_file():
                 shutil.copyfile(config, tokenizer / "config.json")
             facts = EngineFacts(
-                builder="tensorrt_llm_engine",
                 bytes=sum(path.stat().st_size for path in engine.rglob("*") if path.is_file()),
-                weight_format=target.weight_format,
                 quantization=quantization.quant_algo,
                 kv_cache=(quantization.kv_cache_quant_algo or checkpoint.dtype).lower(),
                 context_length=target.limits.maximum_tokens_per_request,

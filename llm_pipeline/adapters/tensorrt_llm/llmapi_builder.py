@@ -71,9 +71,7 @@ class TensorRtLlmLlmApiBuilder:
         (destination / LLM_ARGUMENTS_FILE).write_text(written, encoding="utf-8")
         write_golden(destination, answered(inputs.golden, report.completions))
         facts = EngineFacts(
-            builder="tensorrt_llm_llmapi",
             bytes=len(written.encode()),
-            weight_format=target.weight_format,
             quantization=quantization.algorithm,
             kv_cache=arguments["kv_cache_config"]["dtype"],
             context_length=context or target.limits.maximum_tokens_per_request,

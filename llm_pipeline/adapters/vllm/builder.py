@@ -89,9 +89,7 @@ class VllmBuilder:
         _keep_compiled(workspace, destination)
         said = batcher.facts
         facts = EngineFacts(
-            builder=target.engine,
             bytes=sum(path.stat().st_size for path in destination.rglob("*") if path.is_file()),
-            weight_format=target.weight_format,
             quantization=quantization.algorithm,
             kv_cache=str(said["kv_cache_dtype"]).replace("auto", inputs.dtype),
             context_length=context,

@@ -80,7 +80,7 @@ def write_repository(directory: Path) -> Path:
     }  # fmt: skip
     target = Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu", limits=limits)
     facts = EngineFacts(
-        builder="openvino_cpu", bytes=1, weight_format="native", quantization="none", kv_cache="f32",
+        bytes=1, quantization="none", kv_cache="f32",
         context_length=CONTEXT, device="none", versions={}, seconds={},
     )  # fmt: skip
     engine = PackagedEngine(

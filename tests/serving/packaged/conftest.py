@@ -128,7 +128,7 @@ def gpu_engine(tmp_path_factory):
             name="h100", accelerator="H100-SXM5-80GB", engine=builder, runtime_version="1.2.1", limits=limits, **options
         )
         facts = EngineFacts(
-            builder=builder, bytes=1, weight_format="native", quantization="FP8", kv_cache="fp8", context_length=512,
+            bytes=1, quantization="FP8", kv_cache="fp8", context_length=512,
             device="NVIDIA H100", versions={"tensorrt_llm": "1.2.1"}, seconds={},
         )  # fmt: skip
         checkpoint = ArtifactRef(kind="checkpoint", digest="c" * 64)

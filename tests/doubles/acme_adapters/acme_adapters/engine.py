@@ -42,7 +42,7 @@ class CopyBuilder:
         destination.mkdir()
         shutil.copy(inputs.checkpoint / "config.json", destination)
         facts = EngineFacts(
-            builder="acme_copy", bytes=(destination / "config.json").stat().st_size, weight_format="native",
+            bytes=(destination / "config.json").stat().st_size,
             quantization=None, kv_cache="none", context_length=128, device="cpu", versions={"acme-adapters": "1.0"},
             seconds={"copy": 0.0}, details={"repeats": self._options.repeats},
         )  # fmt: skip
