@@ -7,7 +7,7 @@ missing entry in a vendor's table, or a model's family that is in none, proves n
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -15,12 +15,10 @@ from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.quantization import WEIGHT_FORMATS, KvCacheFormat, Precision, QuantizationRecipe, WeightFormat
 from llm_pipeline.config.target import EngineModel, Target
 from llm_pipeline.engines.builder import engine_adapter
-from llm_pipeline.planning.memory import bits_per_weight, format_bits
+from llm_pipeline.planning.memory import KV_BYTES, bits_per_weight, format_bits
 
 OFFERED: tuple[WeightFormat, ...] = (*WEIGHT_FORMATS, "none")
 """All formats; those of the same size in the order in which we would offer them."""
-
-_KV_BITS: Mapping[KvCacheFormat, int] = {"fp8": 8, "nvfp4": 4, "none": 16}
 
 
 class FormatRequest(NamedTuple):
@@ -44,15 +42,9 @@ class Support(NamedTuple):
     text: str
 
 
-def nearest_weights(bits: float, legal: Collection[WeightFormat]) -> WeightFormat:
-    """The legal format whose weights are nearest in size; unquantized where none is known to run."""
-    return min(legal or ("none",), key=lambda name: (abs(format_bits(name) - bits), OFFERED.index(name)))
-
-
 def nearest_kv_cache(wanted: KvCacheFormat, legal: Collection[KvCacheFormat]) -> KvCacheFormat:
     """The legal KV cache format that is nearest in size."""
-    order = list(_KV_BITS)
-    return min(legal, key=lambda name: (abs(_KV_BITS[name] - _KV_BITS[wanted]), order.index(name)))
+    return min(legal, key=lambda name: abs(KV_BYTES[name] - KV_BYTES[wanted]))
 
 
 OTHER_ENGINE = "engine: tensorrt_llm_llmapi"
@@ -180,6 +172,8 @@ def changes(
     if refused and kept and recipe.search:
         yield f"search.formats: [{', '.join(kept)}]"
     elif refused:
-        yield f"weights: {nearest_weights(bits_per_weight(recipe), legal)}"
+        bits = bits_per_weight(recipe)  # the nearest in size; unquantized where no format is known to run
+        nearest = min(legal or ("none",), key=lambda name: (abs(format_bits(name) - bits), OFFERED.index(name)))
+        yield f"weights: {nearest}"
     if asked.kv_cache not in kv_caches:
         yield f"kv_cache: {nearest_kv_cache(asked.kv_cache, kv_caches)}"

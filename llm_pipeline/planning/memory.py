@@ -89,8 +89,8 @@ def _searched_parameters(facts: ModelFacts, recipe: QuantizationRecipe) -> tuple
     return layers[0] + head[0], layers[1] + head[1]
 
 
-_KV_BYTES: dict[KvCacheFormat, float] = {"fp8": 1.0, "nvfp4": 0.5 + 1 / 16}
-"""Bytes of one element of a quantized KV cache, the scale of a block of 16 included."""
+KV_BYTES: dict[KvCacheFormat, float] = {"fp8": 1.0, "nvfp4": 0.5 + 1 / 16, "none": HALF_PRECISION}
+"""Bytes of one element of the KV cache, the scale of a block of 16 included."""
 
 
 class Engine(Frozen):
@@ -157,7 +157,7 @@ def weight_bytes(facts: ModelFacts, recipe: QuantizationRecipe) -> int:
 
 def kv_element_bytes(recipe: QuantizationRecipe) -> float:
     """Bytes of one element of the KV cache that a recipe asks for."""
-    return _KV_BYTES.get(recipe.kv_cache, HALF_PRECISION)
+    return KV_BYTES[recipe.kv_cache]
 
 
 def rank_weight_bytes(
