@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from itertools import count
+from itertools import count, takewhile
 
 import numpy as np
 
@@ -211,12 +211,8 @@ def search_highest_rate(first: RatePoint, most: float, search: RateSearch, probe
 
 def highest_passed(points: tuple[RatePoint, ...]) -> float | None:
     """The highest rate below which nothing failed; None when the lowest one already did."""
-    highest = None
-    for point in points:
-        if not _passed(point):
-            break
-        highest = point.rate_per_second
-    return highest
+    passed = [point.rate_per_second for point in takewhile(_passed, points)]
+    return passed[-1] if passed else None
 
 
 def _next_rate(low: float | None, high: float | None, most: float, resolution: float) -> float | None:

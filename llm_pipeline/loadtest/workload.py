@@ -40,14 +40,8 @@ def check_workload(workload: Workload, directory: Path) -> tuple[RecordedPrompt,
         directory: `configs/`, or the published data set.
 
     Raises:
-        ConfigError: There is no request, or the file has a line that is not of its format.
+        ConfigError: The file is missing, or has a line that is not of its format.
     """
-    if round(workload.rate_per_second * workload.duration_seconds) < 1:
-        raise ConfigError(
-            "rate_per_second times duration_seconds is less than one request",
-            where="workload",
-            hint="raise duration_seconds",
-        )
     recorded = isinstance(workload.output_tokens, RecordedLengths)
     return read_prompts(locate_prompts(workload, directory), with_output_tokens=recorded)
 

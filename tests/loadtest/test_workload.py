@@ -144,7 +144,6 @@ def test_lengths_are_drawn_cut_or_each_alike_often():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rate_per_second": 0.01, "duration_seconds": 10.0}, "less than one request"),
         ({"output_tokens": RECORDED}, r"chat-example\.jsonl:1: .*'output_tokens'"),
         ({"prompts": "workloads/none.jsonl"}, r"no workloads/none\.jsonl"),
     ],
