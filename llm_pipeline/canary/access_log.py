@@ -117,14 +117,14 @@ class AccessLog:
         path: Of the log.
         slot_of_address: The slot of an upstream address.
         reopen: Tells the router to open its log again, once its file was moved or deleted.
-        largest_bytes: A longer log is put aside, as `<name>.1`; None leaves that to somebody else.
+        largest_bytes: A longer log is put aside, as `<name>.1`.
         behind: Whether the last read left lines unread.
     """
 
     path: Path
     slot_of_address: SlotOfAddress
-    reopen: Callable[[], object] | None = None
-    largest_bytes: int | None = None
+    reopen: Callable[[], object] = lambda: None
+    largest_bytes: int = 2**62
     behind: bool = False
 
     @property
@@ -180,15 +180,13 @@ class AccessLog:
     def keep(self) -> None:
         """Put a long log aside, and have the router open its log again. Reading does this too."""
         with contextlib.suppress(FileNotFoundError):  # the guard, or a controller, put it aside at the same moment
-            if self.largest_bytes is not None and self.path.stat().st_size > self.largest_bytes:
+            if self.path.stat().st_size > self.largest_bytes:
                 self.path.rename(self.aside)
         if not self.path.exists():
             self._ask_to_reopen()
 
     def _ask_to_reopen(self) -> None:
         """Ask the router to reopen its log; repeated at each read until the path is there."""
-        if self.reopen is None:
-            return
         try:
             self.reopen()
         except Transient as error:

@@ -27,7 +27,7 @@ from llm_pipeline.base.errors import ConfigError, Fenced, PipelineError, Transie
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.verdict import Judgement, Verdict, judge
 from llm_pipeline.canary import analysis, evidence, metrics, people
-from llm_pipeline.canary.access_log import AccessLog, LogCursor, ObservedRequest
+from llm_pipeline.canary.access_log import AccessLog, ObservedRequest
 from llm_pipeline.canary.analysis import AnalysisState, with_look
 from llm_pipeline.canary.deciding import PAUSABLE, UNTIL_RESUMED, Seen, condemned, decide, drifted, tests_of, with_pause
 from llm_pipeline.canary.evidence import Outcome, StepDecision
@@ -95,10 +95,6 @@ class LoggedTraffic:
     def __init__(self, access_log: AccessLog) -> None:
         self._log = access_log
 
-    def end(self) -> LogCursor:
-        """Where the log ends now."""
-        return self._log.end()
-
     def baseline(self, record: CanaryRecord, policy: CanaryPolicy) -> Baseline:
         """Stable's requests before the first step; with little traffic a long log is not read again each time."""
         newest = self._of_stable(record)
@@ -133,10 +129,6 @@ class CountedTraffic:
 
     def __init__(self, source: metrics.ArmMetrics) -> None:
         self._source = source
-
-    def end(self) -> LogCursor:
-        """The beginning: there is no log."""
-        return LogCursor()
 
     def baseline(self, record: CanaryRecord, policy: CanaryPolicy) -> Baseline:
         """Stable's requests, counted from one moment on until there are enough."""
@@ -214,7 +206,7 @@ class CanaryController:
         """Load the record, or make it; writing it with our epoch fences whoever wrote it before."""
         self.lease.confirm()
         self._end_older_release()
-        record = self.journal.load() or new_attempt(self.plan, self.traffic.end())
+        record = self.journal.load() or new_attempt(self.plan)
         self._token = token_of(self.lease, self._at, record)
         self.lease.confirm()  # the next holder reads an epoch at least as high, and goes above ours
         if is_over(record, self.plan, lambda: self.router.read()[0]):
@@ -222,7 +214,7 @@ class CanaryController:
                 record = self._roll_back(record).model_copy(update={"phase": Phase.ROLLED_BACK})
             words = "the canary of an earlier run is over: this run starts a new one"
             log.info(words, earlier=record.phase.value, run=self.plan.run)
-            record = new_attempt(self.plan, self.traffic.end(), record)
+            record = new_attempt(self.plan, record)
         steps, passed = self.plan.policy.steps_percent, record.passed_percent
         following = [step for step in steps if step > passed][:1]
         if not record.settled and percent not in [step for step in steps if step <= passed] + following:

@@ -358,12 +358,11 @@ class CanaryPlan:
         return self.production.promoted_at if self.production else None
 
 
-def new_attempt(plan: CanaryPlan, cursor: LogCursor, earlier: CanaryRecord | None = None) -> CanaryRecord:
+def new_attempt(plan: CanaryPlan, earlier: CanaryRecord | None = None) -> CanaryRecord:
     """A canary that has done nothing yet; the events say how an earlier run's ended.
 
     Args:
         plan: What is to be promoted.
-        cursor: Where the access log ends now.
         earlier: The release's latest canary at the place.
     """
     production = plan.production
@@ -379,7 +378,6 @@ def new_attempt(plan: CanaryPlan, cursor: LogCursor, earlier: CanaryRecord | Non
         production_since=plan.production_since,
         policy=plan.policy,
         began_at=time.time(),
-        cursor=cursor,
         epoch=earlier.epoch if earlier else 0,
         attempt=earlier.attempt + 1 if earlier else 1,
         events=earlier.events if earlier else (),

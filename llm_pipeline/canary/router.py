@@ -92,7 +92,7 @@ def all_to(slot: SlotName, *, owner: str, epoch: int, standby: SlotName | None =
 
 
 class TrafficRouter(Protocol):
-    """The interface of every router adapter."""
+    """The interface of every router adapter; one that derives from it says only what it can tell and do."""
 
     def nearest(self, want: RouteState) -> RouteState:
         """The nearest state that the router supports: its weights may be coarser, without a standby.
@@ -102,6 +102,7 @@ class TrafficRouter(Protocol):
         Raises:
             Unsupported: It cannot split like that.
         """
+        return want
 
     def read(self) -> tuple[RouteState, str]:
         """The state that was last written to the router, and its revision.
@@ -131,11 +132,13 @@ class TrafficRouter(Protocol):
             RouterRejected: The data plane refused it and kept its old state.
         """
 
-    def usable(self, slot: SlotName) -> bool | None:
+    def usable(self, slot: SlotName) -> bool | None:  # noqa: ARG002
         """Whether the router would send requests to the slot now; None when that cannot be known."""
+        return None
 
-    def active_requests(self, slot: SlotName) -> int | None:
+    def active_requests(self, slot: SlotName) -> int | None:  # noqa: ARG002
         """Requests in flight at the slot; None when that cannot be known."""
+        return None
 
     def revive(self) -> str | None:
         """Start the router if it has ended and is ours to start; None if nothing had to be done.
@@ -146,6 +149,7 @@ class TrafficRouter(Protocol):
         Raises:
             PipelineError: It does not start.
         """
+        return None
 
 
 @runtime_checkable

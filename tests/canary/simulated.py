@@ -33,7 +33,7 @@ from llm_pipeline.canary.record import (
     read_canary_record,
     take_over,
 )
-from llm_pipeline.canary.router import ALL, Patience, RouterConflict, RouteState, SlotName, all_to
+from llm_pipeline.canary.router import ALL, Patience, RouterConflict, RouteState, SlotName, TrafficRouter, all_to
 from llm_pipeline.canary.slots import ServedPlace, SlotControl, WarmUp
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.operations.guard import Guard, GuardAction
@@ -81,14 +81,11 @@ class Store(LocalStore):
             return super().write_document(name, value, expect)
 
 
-class Router:
+class Router(TrafficRouter):
     """Keeps what it was told; refuses lower epochs and unexpected revisions."""
 
     def __init__(self, site: Site) -> None:
         self.site, self.state, self.number = site, all_to("blue", owner="test", epoch=0), 0
-
-    def nearest(self, want: RouteState) -> RouteState:
-        return want
 
     def read(self) -> tuple[RouteState, str]:
         return self.state, str(self.number)

@@ -13,7 +13,6 @@ from simulated import CANDIDATE, FIRST
 
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
 from llm_pipeline.canary import analysis
-from llm_pipeline.canary.access_log import LogCursor
 from llm_pipeline.canary.deciding import Seen, decide
 from llm_pipeline.canary.evidence import Outcome, StepDecision
 from llm_pipeline.canary.record import CanaryPlan, CanaryRecord, Pause, PauseReason, Phase, new_attempt
@@ -60,7 +59,7 @@ def pause_request(since: float, record: CanaryRecord) -> PauseRequest:
 
 def record_in(phase: Phase, passed: float, of: CanaryPlan) -> CanaryRecord:
     """A record as it may be there: before its first step, in a step, or between two."""
-    record = new_attempt(of, LogCursor())
+    record = new_attempt(of)
     if phase in (Phase.PENDING, Phase.WARM):
         return record.model_copy(update={"phase": phase})
     step = passed if phase is Phase.PASSED else next(one for one in STEPS if one > passed)

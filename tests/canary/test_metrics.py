@@ -12,7 +12,7 @@ from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary import analysis
-from llm_pipeline.canary.access_log import LogCursor, ObservedRequest
+from llm_pipeline.canary.access_log import ObservedRequest
 from llm_pipeline.canary.analysis import StepState
 from llm_pipeline.canary.controller import LoggedTraffic
 from llm_pipeline.canary.evidence import does_not_answer
@@ -130,7 +130,7 @@ def baseline(log: Log, *, production_hours: float):
         release_id="r1", run="run", target="cpu", candidate=new, production=production, policy=CanaryPolicy()
     )
     traffic = LoggedTraffic(log)  # type: ignore[arg-type] - a log in memory
-    return traffic.baseline(new_attempt(plan, LogCursor()), plan.policy)
+    return traffic.baseline(new_attempt(plan), plan.policy)
 
 
 @pytest.mark.parametrize(("hours", "seconds"), [(5.0, 3600), (0.5, 1800)])

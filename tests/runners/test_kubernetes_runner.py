@@ -35,7 +35,7 @@ _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
     monkeypatch.setattr(kubernetes_api, "_WAITS_SECONDS", (0.01, 0.01, 0.01))
-    monkeypatch.setattr(kubernetes, "_POLL_SECONDS", 0.02)
+    monkeypatch.setattr(kubernetes_api, "_POLL_SECONDS", 0.02)
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_a_pod_on_a_node_that_does_not_answer_holds_nobody_up_and_gets_no_second
     with pytest.raises(StageCrashed, match="its node node-1 does not answer"):
         runner.outcome(job)
     monkeypatch.setattr(kubernetes, "_GONE_AFTER_SECONDS", 0.1)
-    with pytest.raises(Transient, match="is its node lost"):
+    with pytest.raises(Transient, match="is their node lost"):
         runner.submit(place.request(), HERE)
     assert cluster.names() == [job.name]
 

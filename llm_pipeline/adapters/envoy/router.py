@@ -38,6 +38,7 @@ from llm_pipeline.canary.router import (
     RouterUnavailable,
     RouteState,
     SlotName,
+    StartedRouter,
     candidate_of,
     plain_name,
     standby_of,
@@ -95,7 +96,7 @@ class RouterFiles:
         self.record = state / "envoy.process.json"
 
 
-class EnvoyRouter:
+class EnvoyRouter(StartedRouter):
     """The `TrafficRouter` port on an Envoy that is started on this host."""
 
     def __init__(self, files: RouterFiles, place: EnvoyPlace, slots: Mapping[SlotName, SlotServer]) -> None:
@@ -103,10 +104,6 @@ class EnvoyRouter:
         self._addresses = {slot: addresses_of(server, only_openai=place.only_openai) for slot, server in slots.items()}
 
     # Routes
-
-    def nearest(self, want: RouteState) -> RouteState:
-        """The state itself: Envoy can do all of it, to the basis point."""
-        return want
 
     def read(self) -> tuple[RouteState, str]:
         document = self._read_routes()

@@ -33,6 +33,7 @@ from llm_pipeline.canary.router import (
     RouterUnavailable,
     RouteState,
     SlotName,
+    TrafficRouter,
 )
 
 OWNER = "llm-pipeline/owner"
@@ -95,7 +96,7 @@ class _Routes(Cluster):
         raise RouterUnavailable(message, where=self.where, hint=hint) from error
 
 
-class GatewayApiRouter:
+class GatewayApiRouter(TrafficRouter):
     """The `TrafficRouter` port on one rule of an HTTPRoute."""
 
     def __init__(self, place: GatewayApiPlace) -> None:
@@ -147,14 +148,6 @@ class GatewayApiRouter:
             except RouterConflict:
                 continue
         raise RouterUnavailable("it changes faster than it can be written", where=self._where)
-
-    def active_requests(self, slot: SlotName) -> int | None:  # noqa: ARG002 - the port's
-        """None: it cannot be known."""
-        return None
-
-    def revive(self) -> str | None:
-        """Nothing to do: the gateway is the cluster's."""
-        return None
 
     def converged(self, revision: str) -> bool | None:
         """Whether every gateway that the route names has accepted its generation.

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from llm_pipeline.base.errors import ConfigError, Transient, Unsupported
 from llm_pipeline.base.logging import get_logger
+from llm_pipeline.base.waiting import wait_until
 
 Json = dict[str, Any]
 
@@ -22,6 +23,7 @@ log = get_logger(__name__)
 
 _WAITS_SECONDS = (0.2, 0.5, 1.0, 2.0, 4.0)
 _LONGEST_WAIT_SECONDS = 15.0
+_POLL_SECONDS = 0.2
 NOT_FOUND, CONFLICT, BAD_REQUEST = 404, 409, 400
 _BUSY = (429, 500, 502, 503, 504)
 NOT_ALLOWED = (401, 403)
@@ -81,6 +83,21 @@ class Cluster:
     def delete(self, kind: str, name: str) -> None:
         """Delete an object, and what it owns before it, if there is one."""
         self._ask("DELETE", kind, name, body={"propagationPolicy": "Foreground"}, accept=NOT_FOUND)
+
+    def remove(self, kind: str, name: str, pods: Mapping[str, str], seconds: float) -> None:
+        """Delete an object, and wait until its pods, and with them their GPUs, are free.
+
+        Raises:
+            Transient: They do not end.
+        """
+        self.delete(kind, name)
+
+        def gone() -> bool:
+            return self.read(kind, name) is None and not self.list("Pod", pods)
+
+        if not wait_until(gone, seconds, every=_POLL_SECONDS):
+            hint = "is their node lost? see kubectl get pods; then run it again"
+            raise Transient("its pods do not end", where=f"{kind} {name}", hint=hint)
 
     def log(self, pod: str, container: str, **query: str) -> str:
         """A container's log; empty while there is none. `query` is as the API has it: `sinceTime`, `tailLines`."""

@@ -30,7 +30,6 @@ from llm_pipeline.adapters.kubernetes.state import (
 from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.errors import PipelineError, StageCrashed, Transient, from_document
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.release.contract import OUTCOME, StageFailure, StageRequest, StageResult
 from llm_pipeline.release.execute import publishes
@@ -45,7 +44,6 @@ from llm_pipeline.store.signed_documents import refusal, replace_document, requi
 log = get_logger(__name__)
 
 _GONE_AFTER_SECONDS = 90.0
-_POLL_SECONDS = 0.2
 _NEEDS = "create, get, list and delete Jobs; list Pods; get pods/log"
 _TAIL = 20
 _NUMBER = re.compile(r"-(\d+)(?:\.json)?$")
@@ -95,7 +93,7 @@ class KubernetesRunner:
                 return job
         for state in there:
             if not job_has_ended(state):  # an older configuration of the same stage: superseded
-                self._stop(cluster, name_of(state))
+                _stop(cluster, name_of(state))
         name = f"{base}-{self._next_number(base, request, [name_of(state) for state in there])}"
         job = self._job(placement, request, name, digest)
         if "@" not in image:
@@ -129,7 +127,7 @@ class KubernetesRunner:
         events = cluster.events(job.name) if overdue and pod is None else ()
         problem = waits_in_vain(pod, overdue=overdue, events=events)
         if problem is not None:
-            self._stop(cluster, job.name)
+            _stop(cluster, job.name)
             self._record(job, problem)
         return problem is None
 
@@ -189,7 +187,7 @@ class KubernetesRunner:
         Raises:
             Transient: The pod does not end; its node may be lost.
         """
-        self._stop(self._cluster(job.environment), job.name)
+        _stop(self._cluster(job.environment), job.name)
 
     def _cluster(self, environment_name: str) -> Cluster:
         if environment_name not in self._clusters:
@@ -219,16 +217,6 @@ class KubernetesRunner:
         ours = [name for name in names if name.startswith(f"{base}-")]
         return max((int(found[1]) for name in ours if (found := _NUMBER.search(name))), default=0) + 1
 
-    def _stop(self, cluster: Cluster, name: str) -> None:
-        cluster.delete("Job", name)
-
-        def gone() -> bool:
-            return cluster.read("Job", name) is None and not _pods(cluster, name)
-
-        if not wait_until(gone, _GONE_AFTER_SECONDS, every=_POLL_SECONDS):
-            hint = "is its node lost? see kubectl get pods"
-            raise Transient("the Job's pod does not end", where=f"Job {name}", hint=hint)
-
     def _record(self, job: Job, problem: PipelineError) -> None:
         """Keep why a stage never started as its outcome: whoever asks later gets the same error."""
         if self._store.read_document(job.outcome_document):  # it started while it was being cancelled
@@ -240,6 +228,10 @@ class KubernetesRunner:
 def _digest_of(job: Json) -> str:
     """What a Job was submitted for; empty for somebody else's."""
     return str((job["metadata"].get("annotations") or {}).get(DIGEST_ANNOTATION, ""))
+
+
+def _stop(cluster: Cluster, job_name: str) -> None:
+    cluster.remove("Job", job_name, {JOB_LABEL: job_name}, _GONE_AFTER_SECONDS)
 
 
 def _pods(cluster: Cluster, job_name: str) -> list[Json]:

@@ -15,7 +15,6 @@ from llm_pipeline.adapters.kubernetes.state import is_deleted, name_of, statuses
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.labels import LABEL_PREFIX
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.serving.control import (
     Candidate,
@@ -177,17 +176,9 @@ class KubernetesControl:
         )
 
     def _delete(self) -> None:
-        """Delete everything, and wait until the pods, and with them their GPUs, are free."""
-        cluster = self._cluster()
-        cluster.delete("Service", self._service)
-        cluster.delete(self._kind, self._workload)
-
-        def gone() -> bool:
-            return not (cluster.read(self._kind, self._workload) or cluster.list("Pod", self._labels))
-
-        if not wait_until(gone, _ENDING_SECONDS + self._place.manifests.drain_seconds, every=_POLL_SECONDS):
-            hint = "is its node lost? see kubectl get pods; then run the stage staging_down again"
-            raise Transient("the server's pods do not end", where=self._where, hint=hint)
+        self._cluster().delete("Service", self._service)
+        seconds = _ENDING_SECONDS + self._place.manifests.drain_seconds
+        self._cluster().remove(self._kind, self._workload, self._labels, seconds)
 
 
 def _digest_of(workload: Json) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from llm_pipeline.canary.metrics import ArmWindow, MetricSourceAdapter, MetricsWindow
-from llm_pipeline.canary.router import RouterAdapter, RouterUnavailable, RouteState, remote
+from llm_pipeline.canary.router import RouterAdapter, RouterUnavailable, RouteState, TrafficRouter, remote
 from llm_pipeline.config.model import AbsolutePath, Port
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.config.router_place import MetricSourceModel, RouterModel
@@ -36,7 +36,7 @@ class AcmePlace(RouterModel):
             yield "router acme needs at least 5 % for a step"
 
 
-class AcmeRouter:
+class AcmeRouter(TrafficRouter):
     def __init__(self, place: AcmePlace) -> None:
         self._file = Path(place.file)
 
@@ -57,15 +57,6 @@ class AcmeRouter:
 
     def converged(self, revision: str) -> bool | None:
         return self.read()[1] == revision
-
-    def usable(self, slot: str) -> bool | None:
-        return None
-
-    def active_requests(self, slot: str) -> int | None:
-        return None
-
-    def revive(self) -> str | None:
-        return None
 
 
 class AcmeCounts(MetricSourceModel):
