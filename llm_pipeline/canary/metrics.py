@@ -59,6 +59,8 @@ class Histogram(Frozen):
         Raises:
             ConfigError: No bucket ends there, so it is not known.
         """
+        if not self.total:  # servers have no buckets before their first answer of the kind
+            return 0
         for edge, count in zip(self.edges, self.counts, strict=True):
             if math.isclose(edge, limit):
                 return self.total - count

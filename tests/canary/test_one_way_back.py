@@ -240,14 +240,6 @@ def test_it_answers_on_where_a_canary_ends_before_its_candidate_is_started(site,
     assert (site.router.state.standby, site.lost) == ("blue", 0)
 
 
-def test_production_that_was_left_stands_by_for_nobody(site) -> None:
-    site.release("r1")
-    site.roll_back()
-    assert (site.serving(), site.router.state.standby) == ("r0", None)
-    assert guard(site) == []
-    assert site.router.state.standby is None
-
-
 def test_before_its_server_is_stopped_it_stands_down(site) -> None:
     site.release("r1")
     assert [action.what for action in guard(site, after=2 * DAY)] == ["stopped previous"]

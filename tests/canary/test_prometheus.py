@@ -86,6 +86,14 @@ def test_a_window_is_the_growth_of_every_series(double):
         histogram.beyond(200.0)
 
 
+def test_an_arm_that_has_answered_nothing_of_a_kind_yet_has_nothing_slow_of_it(double):
+    before, after = served((100, 0, 50), (0, 0, 0)), served((400, 0, 250), (30, 0, 0))
+    for series in [series for series in after if series[0] == "seconds_bucket" and ("pod", "g") in series[1]]:
+        del before[series], after[series]
+    found, _ = PrometheusMetrics(source(double.url)).window(two_scrapes(double, before, after))
+    assert found["green"].end_to_end.beyond(100.0) == 0
+
+
 def test_doctor_counts_the_series_of_requests(double):
     two_scrapes(double, served((100, 0, 0), (10, 0, 0)), served((200, 0, 0), (20, 0, 0)))
     place = EnvoyPlace(port=18000, admin_port=18001)
