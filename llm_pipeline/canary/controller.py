@@ -22,15 +22,16 @@ from __future__ import annotations
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from llm_pipeline.base.errors import ConfigError, Fenced, PipelineError, Transient
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.base.verdict import Judgement, Verdict, judge
+from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.canary import analysis, evidence, metrics, people
 from llm_pipeline.canary.access_log import AccessLog, ObservedRequest
-from llm_pipeline.canary.analysis import AnalysisState, with_look
+from llm_pipeline.canary.analysis import with_look
 from llm_pipeline.canary.deciding import PAUSABLE, UNTIL_RESUMED, Seen, condemned, decide, drifted, tests_of, with_pause
-from llm_pipeline.canary.evidence import Outcome, StepDecision
+from llm_pipeline.canary.evidence import Outcome
 from llm_pipeline.canary.moving import (
     NoWayBack,
     end_canary,
@@ -385,9 +386,8 @@ class CanaryController:
         tests = analysis.observe(tests, window, elapsed)
         looks = with_look(record.looks, tests, at=time.time(), percent=record.step_percent)
         record = watching.model_copy(update={"analysis": tests, "looks": looks, "watched_seconds": watched})
-        decision = evidence.decide(tests, self.plan.policy, watched)
-        if (fails := self._fails_beside_stable(record, tests)) is not None:
-            decision = StepDecision(outcome=Outcome.REGRESSED, judgement=fails)
+        stable_answers = partial(self.slots.answers, other_slot(record.candidate))
+        decision = evidence.decide(tests, self.plan.policy, watched, stable_answers)
         passes = decision.outcome is Outcome.PASS
         if passes and window.behind:  # unread lines may say otherwise
             return record, seen
@@ -410,16 +410,6 @@ class CanaryController:
         look, last = self.plan.policy.look_seconds, self._looked_at
         self._looked_at = time.monotonic()
         return look if last is None else min(self._looked_at - last, LONGEST_LOOKS * look)
-
-    def _fails_beside_stable(self, record: CanaryRecord, tests: AnalysisState) -> Judgement | None:
-        """The immediate guard after an incident of stable's: once that answers again, it is no excuse any more."""
-        step, stable = tests.step, other_slot(record.candidate)
-        if step is None or not evidence.stable_is_bad(step) or (fact := evidence.guard(step, self.plan.policy)) is None:
-            return None
-        if not self.slots.answers(stable):
-            return None
-        words = f"the candidate fails request after request at {step.percent}, and stable answers again"
-        return judge(f"{words}: {step}", [fact])
 
     def _start_candidate(self, record: CanaryRecord) -> CanaryRecord:
         self._looked_at = time.monotonic()

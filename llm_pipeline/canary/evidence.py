@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 
 from llm_pipeline.base.records import Frozen
@@ -123,11 +123,22 @@ class StepDecision(Frozen):
     judgement: Judgement
 
 
-def decide(state: AnalysisState, policy: CanaryPolicy, elapsed_seconds: float) -> StepDecision:
+def decide(
+    state: AnalysisState,
+    policy: CanaryPolicy,
+    elapsed_seconds: float,
+    stable_answers: Callable[[], bool] = lambda: False,
+) -> StepDecision:
     """What one look at the step says.
 
     The immediate guard comes first, because it protects users; the sample-ratio test next, because after a wrong
     split no comparison means anything; then the comparison; and only then whether the step has baked enough.
+
+    Args:
+        state: What the canary remembers.
+        policy: Its rules.
+        elapsed_seconds: How long the step was watched.
+        stable_answers: Whether stable answers now: after an incident it is no excuse any more.
 
     Raises:
         ValueError: No step has begun.
@@ -139,9 +150,10 @@ def decide(state: AnalysisState, policy: CanaryPolicy, elapsed_seconds: float) -
     def decided(outcome: Outcome, words: str, facts: Iterable[Evidence]) -> StepDecision:
         return StepDecision(outcome=outcome, judgement=judge(f"{words}: {step}", facts))
 
-    bad_stable = stable_is_bad(step)
-    if not bad_stable and (fault := guard(step, policy)) is not None:
-        return decided(Outcome.REGRESSED, f"the candidate fails request after request at {step.percent}", [fault])
+    fault, bad_stable = guard(step, policy), stable_is_bad(step)
+    if fault is not None and (not bad_stable or stable_answers()):
+        words = f"the candidate fails request after request at {step.percent}"
+        return decided(Outcome.REGRESSED, f"{words}, and stable answers again" if bad_stable else words, [fault])
     split = split_ratio(step)
     if split.verdict is Verdict.ANOMALOUS:
         words = f"traffic is not split as intended at {step.percent}, so no comparison is valid"
