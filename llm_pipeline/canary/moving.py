@@ -91,16 +91,14 @@ def wait_usable(router: TrafficRouter, slot: SlotName, seconds: float) -> bool:
     A server that starts soon after another one stopped at its address still has that one's good health checks, fails
     the next ones, and then passes again: so it must stay accepted for longer than the interval of the checks.
     """
-    accepted_since: float | None = None
+    refused_at = time.monotonic()
 
     def steady() -> bool:
-        nonlocal accepted_since
+        nonlocal refused_at
         if router.usable(slot) is False:
-            accepted_since = None
+            refused_at = time.monotonic()
             return False
-        now = time.monotonic()
-        accepted_since = now if accepted_since is None else accepted_since
-        return now - accepted_since >= _STEADY_SECONDS
+        return time.monotonic() - refused_at >= _STEADY_SECONDS
 
     return wait_until(steady, seconds)
 

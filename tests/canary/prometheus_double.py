@@ -1,8 +1,8 @@
-"""A double of Prometheus' query API over HTTP, and of a server that it would scrape.
+"""A double of Prometheus' query API over HTTP.
 
 It keeps samples as they are scraped and answers instant queries of three forms: a selector, `last_over_time` of one
 over a range, and `timestamp` of one. Like Prometheus it forgets a series after five minutes, refuses what it cannot
-parse with 400, and asks for a bearer token where it has one. `/metrics` shows the newest counters as text.
+parse with 400, and asks for a bearer token where it has one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ class PrometheusDouble:
         self.token = ""
         self.warnings: list[str] = []
         self._samples: dict[tuple[str, Labels], list[tuple[float, float]]] = {}
-        self._newest: Counters = {}
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
@@ -46,17 +45,8 @@ class PrometheusDouble:
 
     def scrape(self, at: float, counters: Counters) -> None:
         """Take the counters as samples of that time."""
-        self._newest = dict(counters)
         for series, value in counters.items():
             self._samples.setdefault(series, []).append((at, value))
-
-    def metrics(self) -> str:
-        """The newest counters, as a server shows them."""
-        lines = [
-            f"{name}{{{','.join(f'{key}={json.dumps(value)}' for key, value in labels)}}} {value:g}"
-            for (name, labels), value in self._newest.items()
-        ]
-        return "\n".join(lines) + "\n"
 
     def answer(self, query: str, at: float) -> tuple[int, dict[str, Any]]:
         """An instant query's answer."""
@@ -85,20 +75,13 @@ def _value(samples: list[tuple[float, float]], at: float, function: str | None) 
 
 def _handler(double: PrometheusDouble) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._send(200, double.metrics().encode(), "text/plain; version=0.0.4")
-
         def do_POST(self) -> None:
             form = parse_qs(self.rfile.read(int(self.headers["content-length"])).decode())
-            if double.token and self.headers["authorization"] != f"Bearer {double.token}":
-                self._send(401, b"Unauthorized", "text/plain")
-                return
             status, answer = double.answer(form["query"][0], float(form["time"][0]))
-            self._send(status, json.dumps(answer).encode(), "application/json")
-
-        def _send(self, status: int, body: bytes, kind: str) -> None:
+            if double.token and self.headers["authorization"] != f"Bearer {double.token}":
+                status, answer = 401, {}
+            body = json.dumps(answer).encode()
             self.send_response(status)
-            self.send_header("content-type", kind)
             self.send_header("content-length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

@@ -1,32 +1,23 @@
-"""Counts from Prometheus: against a double of its query API, and against itself where it is installed.
+"""Counts from Prometheus: against a double of its query API.
 
 The double knows what our queries need and no more: a selector with exact labels, `last_over_time` and `timestamp`.
-Set `PROMETHEUS` to a prometheus binary to ask a real one the same questions.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import socket
-import subprocess
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_double import Counters, PrometheusDouble
 
 from llm_pipeline.adapters.envoy.adapter import EnvoyPlace
-from llm_pipeline.adapters.prometheus import source as prometheus
 from llm_pipeline.adapters.prometheus.adapter import ADAPTER, PrometheusSource
 from llm_pipeline.adapters.prometheus.source import PrometheusMetrics
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.canary.metrics import ArmWindow, SourceDown
 from llm_pipeline.canary.router import SlotName
-
-BINARY = os.environ.get("PROMETHEUS") or shutil.which("prometheus")
 
 
 @pytest.fixture
@@ -173,51 +164,3 @@ def test_a_query_that_is_refused_is_the_configurations_fault(double):
     since = two_scrapes(double, served((1, 0, 0), (1, 0, 0)), served((9, 0, 0), (9, 0, 0)))
     with pytest.raises(ConfigError, match="refuses"):
         PrometheusMetrics(source(double.url, requests='requests_total{model="llm}')).window(since)
-
-
-@pytest.fixture
-def real(tmp_path: Path, double: PrometheusDouble) -> Iterator[str]:
-    """A Prometheus that scrapes what the double calls its newest counters."""
-    if BINARY is None:
-        pytest.skip("no prometheus binary here (Debian: apt-get download prometheus); set PROMETHEUS to one")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    config = tmp_path / "prometheus.yml"
-    target = double.url.removeprefix("http://")
-    config.write_text(
-        "global: {scrape_interval: 1s, scrape_timeout: 1s}\n"
-        f"scrape_configs: [{{job_name: slots, honor_labels: true, static_configs: [{{targets: ['{target}']}}]}}]\n"
-    )
-    options = [f"--config.file={config}", f"--storage.tsdb.path={tmp_path}/data", "--log.level=error"]
-    process = subprocess.Popen([BINARY, *options, f"--web.listen-address=127.0.0.1:{port}"])
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait()
-
-
-def test_prometheus_itself_answers_the_same(real, double, monkeypatch):
-    monkeypatch.setattr(prometheus, "_TIMEOUT_SECONDS", 2.0)
-    metrics = PrometheusMetrics(source(real))
-    double.scrape(time.time(), served((100, 0, 50), (10, 0, 5)))
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            metrics.window(0.0)
-            break
-        except SourceDown:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
-    since = metrics.begin()
-    time.sleep(1.5)
-    double.scrape(time.time(), served((400, 3, 250), (30, 4, 6)))
-    time.sleep(1.7)
-    found, _ = metrics.window(since)
-    assert windows(found) == {"blue": (303, 3), "green": (24, 4)}
-    assert found["green"].end_to_end.counts == (1, 20)
-    with pytest.raises(ConfigError, match="refuses"):
-        PrometheusMetrics(source(real, requests='requests_total{model="llm}')).window(since)
-    with pytest.raises(SourceDown, match="no requests of slot green"):
-        PrometheusMetrics(source(real, slots={"blue": "b", "green": "h"})).window(since)
