@@ -20,7 +20,6 @@ from llm_pipeline.canary.moving import NoWayBack
 from llm_pipeline.canary.people import answer
 from llm_pipeline.canary.record import PauseReason, Phase
 from llm_pipeline.canary.router import ALL, Patience, RouteState, SlotName
-from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.operations.rollback import ensure_rolled_back
 
 pytestmark = pytest.mark.usefixtures("fast")
@@ -177,11 +176,6 @@ def test_a_candidate_that_turns_slow_at_the_last_step_is_compared_with_stable_an
     site.slow = True
     assert site.steps(100) == ["NO_GO"]
     assert site.weights() == {"blue": 10_000}
-
-
-def test_a_step_close_to_all_leaves_stable_its_share_too() -> None:
-    policy = CanaryPolicy(steps_percent=(50, 99, 100))
-    assert [policy.share_at(percent) for percent in policy.steps_percent] == [0.5, 0.98, 0.98]
 
 
 @pytest.mark.parametrize("percent", [20, 50, 100])
