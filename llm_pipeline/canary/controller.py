@@ -50,7 +50,6 @@ from llm_pipeline.canary.router import (
     RouteState,
     TrafficRouter,
     all_to,
-    name_release,
     other_slot,
 )
 from llm_pipeline.canary.slots import ServedPlace, SlotControl, WarmUp
@@ -417,7 +416,7 @@ class CanaryController:
         if record.stable is not None:
             stand_down(self.router, self.plan.patience, owner=self.plan.driver, epoch=self._token.epoch)
         self.slots.replace(record.candidate, record.repository, self._token)
-        name_release(self.router, record.candidate, record.release_id)
+        self.router.name_release(record.candidate, record.release_id)
         started = f"candidate started in {record.candidate}"
         log.info(started)
         record = record.with_event(EventKind.STARTED, started, by=self.plan.driver)

@@ -151,10 +151,22 @@ class TrafficRouter(Protocol):
         """
         return None
 
+    def name_release(self, slot: SlotName, release_id: str) -> None:
+        """Name the release in the headers of a slot's answers, if it can; traffic and revision do not change."""
+
+    def access_log(self) -> AccessLog:
+        """Its record of requests, one by one.
+
+        Raises:
+            Unsupported: It keeps none.
+        """
+        hint = "name a metric source for its analysis"
+        raise Unsupported("this router keeps no record of single requests", hint=hint)
+
 
 @runtime_checkable
 class StartedRouter(TrafficRouter, Protocol):
-    """A router whose process is ours: started and stopped here, with a log of single requests."""
+    """A router whose process is ours: started and stopped here."""
 
     @property
     def runs(self) -> bool:
@@ -162,16 +174,6 @@ class StartedRouter(TrafficRouter, Protocol):
 
     def condition(self) -> RouterCondition:
         """Whether it runs and answers."""
-
-    def name_release(self, slot: SlotName, release_id: str) -> None:
-        """Name the release in the headers of a slot's answers; traffic and revision do not change.
-
-        Raises:
-            RouterUnavailable: It cannot be written.
-        """
-
-    def access_log(self) -> AccessLog:
-        """Its record of requests, one by one."""
 
     def close(self) -> None:
         """Accept no more connections; requests on open ones continue.
@@ -303,29 +305,6 @@ def router_as_it_is(place: RouterPlace, slots: Mapping[SlotName, SlotServer], st
     Routes can be written even while an Envoy is down: it reads them from disk when it starts.
     """
     return _adapter(place).as_it_is(place, slots, state)
-
-
-def name_release(router: TrafficRouter | None, slot: SlotName, release_id: str) -> None:
-    """Name the release in the headers of a slot's answers, if the router can."""
-    if not isinstance(router, StartedRouter):
-        return
-    try:
-        router.name_release(slot, release_id)
-    except RouterUnavailable as error:
-        log.warning("answers do not name the release that gave them", slot=slot, reason=str(error))
-
-
-def access_log_of(router: TrafficRouter) -> AccessLog:
-    """The router's record of requests, one by one.
-
-    Raises:
-        Unsupported: It keeps none.
-    """
-    if not isinstance(router, StartedRouter):
-        raise Unsupported(
-            "this router keeps no record of single requests", hint="name a metric source for its analysis"
-        )
-    return router.access_log()
 
 
 def _adapter(place: RouterPlace) -> RouterAdapter:

@@ -49,7 +49,7 @@ from llm_pipeline.canary.record import (
     read_canary_record,
     take_over,
 )
-from llm_pipeline.canary.router import RouterUnavailable, all_to, name_release, other_slot
+from llm_pipeline.canary.router import RouterUnavailable, all_to, other_slot
 from llm_pipeline.canary.slots import ServedPlace
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.operations.served_place import despite_others, is_recent, last_heard
@@ -255,7 +255,7 @@ class _RollBack:
         require_served(self.place.store, self.place.model_id, self.place.target, production)
         token, warm = token_of(self.lease, self.place), slots.alive(slot)
         slots.replace(slot, production.repository, token)
-        name_release(router, slot, production.release_id)
+        router.name_release(slot, production.release_id)
         warm &= not have_answering(slots, slot, production.repository, token, seconds=self.place.patience.prove)
         if not warm:
             slots.warm_up(slot, production.repository)

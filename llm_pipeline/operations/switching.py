@@ -29,7 +29,6 @@ from llm_pipeline.canary.router import (
     StartedRouter,
     TrafficRouter,
     all_to,
-    name_release,
 )
 from llm_pipeline.canary.slots import ServedPlace, slot_servers
 from llm_pipeline.config.deployment import Deployment
@@ -101,7 +100,7 @@ def start(place: ServedPlace, opened: Callable[[Pointer], TrafficRouter]) -> Ser
         token = token_of(lease, place)
         have_answering(place.slots, pointer.slot, pointer.repository, token, seconds=place.patience.prove)
         router = opened(pointer)
-        name_release(router, pointer.slot, pointer.release_id)
+        router.name_release(pointer.slot, pointer.release_id)
         record = latest_canary(store, target)
         lost = record is not None and record.candidate_started and not place.slots.alive(record.candidate)
         if record is not None and not record.settled and lost:

@@ -19,7 +19,7 @@ from llm_pipeline.canary.record import (
     lease_name,
     read_canary_record,
 )
-from llm_pipeline.canary.router import Patience, TrafficRouter, access_log_of, name_release
+from llm_pipeline.canary.router import Patience, TrafficRouter
 from llm_pipeline.canary.slots import RECOGNISED, ServedPlace, SlotControl, slot_endpoint
 from llm_pipeline.canary.timeline import write_timeline
 from llm_pipeline.config.model import Fraction, Percent
@@ -80,7 +80,7 @@ def run(context: StageContext[CanaryConfig]) -> StageOutput:
     router = config.open_router(production.slot if production else "blue", owner="first-start")
     patience = Patience.with_router(config.place.router)
     if production is not None:
-        name_release(router, production.slot, production.release_id)
+        router.name_release(production.slot, production.release_id)
     if production is not None and production.repository == candidate:  # what is released serves already: it must answer
         start(ServedPlace(context.store, config.model_id, config.target, router, slots, patience), lambda _: router)
         detail = f"production already serves {candidate}: no traffic was shifted"
@@ -111,7 +111,7 @@ def _judge(
     config, place = context.config, context.config.place
     traffic: Traffic
     if place.metrics is None:
-        traffic = LoggedTraffic(access_log_of(router))
+        traffic = LoggedTraffic(router.access_log())
     else:
         traffic = CountedTraffic(open_source(place.metrics, place.router, router))
     journal = CanaryJournal(context.store, plan.release_id, plan.target)
@@ -178,7 +178,7 @@ def _output(
             words = f"{replayed} of {requests} requests were replayed prompts of the workload"
             judgement = judgement.model_copy(update={"summary": f"{judgement.summary}; {words}"})
     directory = context.workdir / "canary"
-    access_log = access_log_of(router) if context.config.place.metrics is None else None
+    access_log = router.access_log() if context.config.place.metrics is None else None
     write_timeline(directory, record, access_log)
     return StageOutput(
         artifacts={"canary": Produced("canary", directory)},

@@ -22,7 +22,7 @@ from llm_pipeline.base import adapters
 from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.metrics import open_source
-from llm_pipeline.canary.router import access_log_of, all_to, name_release, open_router, router_as_it_is
+from llm_pipeline.canary.router import all_to, open_router, router_as_it_is
 from llm_pipeline.cli import main
 from llm_pipeline.config.deployment import Deployment, TargetPlace
 from llm_pipeline.config.policy import CanaryPolicy
@@ -111,9 +111,9 @@ def test_an_installed_router_and_source_are_used_by_their_kinds(tmp_path: Path) 
     source = open_source(served.metrics, served.router, router)
     arms, _ = source.window(source.begin())
     assert (arms["blue"].requests, arms["green"].errors) == (7, 1)
-    name_release(router, "blue", "r1")  # what it cannot do is left out
+    router.name_release("blue", "r1")  # what it cannot do is left out
     with pytest.raises(Unsupported, match="no record of single requests"):
-        access_log_of(router)
+        router.access_log()
 
 
 @pytest.mark.usefixtures("installed")

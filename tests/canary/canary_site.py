@@ -19,7 +19,7 @@ from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base import detached
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.access_log import LogCursor, ObservedRequest
-from llm_pipeline.canary.router import SlotName, access_log_of, all_to
+from llm_pipeline.canary.router import SlotName, all_to
 from llm_pipeline.config.server_place import ServerPorts
 
 STABLE = ArtifactRef(kind="model_repository", digest="a" * 64)
@@ -90,7 +90,7 @@ class Site:
         last = f"/last/{time.monotonic_ns()}"  # the router answers it itself
         with contextlib.suppress(HTTPError):
             urlopen(self.url + last, timeout=30)
-        log = access_log_of(self.router)
+        log = self.router.access_log()
         until(lambda: last.encode() in self.router.files.access_log.read_bytes())
         requests, _ = log.read(since or LogCursor())
         return [request for request in requests if not request.in_flight]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import sys
 import time
@@ -105,13 +104,6 @@ class HttpSlots(SlotControl):
         process = detached.load(self.record(slot))
         assert process is not None
         return process.pid
-
-    @contextmanager
-    def kept_dead(self, slot: SlotName) -> Iterator[None]:
-        """The slot's server is killed, and whoever starts it has to wait."""
-        with exclusive(self.root / slot):
-            os.kill(self.pid(slot), signal.SIGKILL)
-            yield
 
     def fault(self, slot: SlotName, **drill: float) -> None:
         """From now on the slot's server has this fault; none without arguments."""

@@ -13,7 +13,7 @@ from hostile_client import ask, ask_in_chunks, generation
 from production_site import MODEL_PYTHON, TOY, TRITON_HOME
 from test_envoy import shift, split
 
-from llm_pipeline.canary.router import access_log_of, all_to
+from llm_pipeline.canary.router import all_to
 from llm_pipeline.serving.triton_server import find_server, start_server, stop_server
 
 pytestmark = [
@@ -83,7 +83,7 @@ def test_what_is_no_request_is_refused_and_is_nobodys_fault(site, on_trial: bool
     shift(site, split(50) if on_trial else all_to("blue", owner="t", epoch=1))
     bodies = [b"", b"{", b"[]", b'{"text_input": 5}', b'{"text_input": "a", "max_tokens": "many"}', b'"\\ud800"']
     site.logged()
-    end = access_log_of(site.router).end()
+    end = site.router.access_log().end()
     answers = [
         ask(site.place.port, "POST", f"/v2/models/llm/{verb}", body, JSON)
         for body in bodies * 4

@@ -150,22 +150,17 @@ class EnvoyRouter(StartedRouter):
         return revision
 
     def name_release(self, slot: SlotName, release_id: str) -> None:
-        """Have the answers of a slot's server say which release gave them; the traffic and its revision stay.
-
-        Raises:
-            RouterUnavailable: It cannot be written.
-        """
-        with self._locked():
-            known = self._releases()
-            if known.get(slot) == release_id:
-                return
-            try:
+        try:
+            with self._locked():
+                known = self._releases()
+                if known.get(slot) == release_id:
+                    return
                 replace_json(self.files.releases, {**known, slot: release_id})
                 with contextlib.suppress(RouterUnavailable):  # the next write of the routes has it
                     state, revision = self.read()
                     replace_json(self.files.routes, self._routes(state, revision))
-            except OSError as error:
-                raise RouterUnavailable(f"cannot write the routes: {error}", where=self._where) from error
+        except (OSError, RouterUnavailable) as error:
+            log.warning("answers do not name the release that gave them", slot=slot, reason=str(error))
 
     def converged(self, revision: str) -> bool | None:
         """Whether Envoy acts on the revision.
@@ -232,7 +227,6 @@ class EnvoyRouter(StartedRouter):
         return sum(one.active for one in self._counters().values())
 
     def access_log(self) -> AccessLog:
-        """Its record of requests, one by one."""
         return AccessLog(
             self.files.access_log,
             self.slot_of_address,

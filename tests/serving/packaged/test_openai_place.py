@@ -18,7 +18,7 @@ from test_openai_endpoint import CONTEXT, HELLO, MODEL, openai, version  # noqa:
 from llm_pipeline.adapters.envoy.adapter import EnvoyPlace
 from llm_pipeline.adapters.envoy.router import EnvoyRouter, start_router, stop_router
 from llm_pipeline.base.waiting import wait_until
-from llm_pipeline.canary.router import access_log_of, all_to
+from llm_pipeline.canary.router import all_to
 from llm_pipeline.canary.slots import slot_servers
 from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.operations.status import curl_line
@@ -70,7 +70,7 @@ def test_the_command_that_a_release_ends_with_is_a_chat_and_is_answered(place) -
 
 
 def test_a_stream_is_read_to_its_end_by_the_router(place, client) -> None:
-    log = access_log_of(place.envoy)
+    log = place.envoy.access_log()
     end = log.end()
     usage = {"include_usage": True}
     asked = {"model": MODEL, "messages": HELLO, "max_tokens": 5, "stream": True, "stream_options": usage}
