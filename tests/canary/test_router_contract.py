@@ -43,10 +43,11 @@ def test_what_is_written_is_read_and_takes_effect(subject, green):
     until(lambda: subject.router.converged(revision) is True)
 
 
-def test_the_same_write_twice_is_one_revision(subject):
-    first = subject.router.write(split(500), None)
-    assert subject.router.write(split(500), None) == first
-    assert subject.router.write(split(500), first) == first
+@pytest.mark.parametrize("want", [split(500), all_to("blue", owner="t", epoch=1)], ids=["split", "all"])
+def test_the_same_write_twice_is_one_revision(subject, want):
+    first = subject.router.write(want, None)
+    assert subject.router.write(want, None) == first
+    assert subject.router.write(want, first) == first
 
 
 def test_the_same_split_by_a_new_owner_is_another_revision(subject):

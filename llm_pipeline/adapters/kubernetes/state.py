@@ -44,11 +44,6 @@ def is_deleted(document: Json) -> bool:
     return "deletionTimestamp" in document["metadata"]
 
 
-def failure_of(job: Json) -> Json | None:
-    """The condition that says why a Job failed."""
-    return _conditions(job).get("Failed")
-
-
 def job_has_ended(job: Json) -> bool:
     """Whether a Job has succeeded or failed: no pod of it runs any more."""
     return bool(_conditions(job).keys() & {"Complete", "Failed"})
@@ -118,7 +113,7 @@ def waits_in_vain(pod: Json | None, *, overdue: bool, events: tuple[str, ...] = 
 
 def ending(job: Json | None, pod: Json | None, now: datetime) -> tuple[str, str]:
     """How a stage ended that left no outcome, and what to do about it."""
-    failure = failure_of(job) if job else None
+    failure = _conditions(job or {}).get("Failed")
     if failure and failure.get("reason") == _OUT_OF_TIME:  # the Job's controller has removed the pod
         return f"{_OUT_OF_TIME}: {failure.get('message')}", _ADVICE[_OUT_OF_TIME]
     if pod is None:

@@ -53,4 +53,9 @@ class PrometheusSource(MetricSourceModel):
 
 
 _SOURCE = "llm_pipeline.adapters.prometheus.source"
-ADAPTER = Adapter(config=PrometheusSource, open=OnCall(f"{_SOURCE}:open_source"), probe=OnCall(f"{_SOURCE}:probe"))
+_metrics = OnCall(f"{_SOURCE}:PrometheusMetrics")
+ADAPTER = Adapter(
+    config=PrometheusSource,
+    open=lambda source, _place, _router: _metrics(source),
+    probe=OnCall(f"{_SOURCE}:probe"),
+)

@@ -20,7 +20,7 @@ from llm_pipeline.adapters.prometheus.adapter import PrometheusSource
 from llm_pipeline.base.bounded_http import call
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.canary.metrics import ArmWindow, Histogram, MetricsWindow, SourceDown
-from llm_pipeline.canary.router import SlotName, TrafficRouter
+from llm_pipeline.canary.router import SlotName
 from llm_pipeline.config.router_place import RouterPlace
 
 _LOOK_BACK = "1h"
@@ -183,13 +183,6 @@ class PrometheusMetrics:
         return found
 
 
-def open_source(
-    source: PrometheusSource, _place: RouterPlace | None = None, _router: TrafficRouter | None = None
-) -> PrometheusMetrics:
-    """The source that a place names."""
-    return PrometheusMetrics(source)
-
-
 def probe(source: PrometheusSource, _: RouterPlace) -> str:
     """How many series of requests it has now; what `doctor` says of it."""
-    return f"{source.url} answers and has {open_source(source).count(source.requests)} series of requests"
+    return f"{source.url} answers and has {PrometheusMetrics(source).count(source.requests)} series of requests"
