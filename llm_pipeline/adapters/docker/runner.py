@@ -56,14 +56,20 @@ class DockerRunner:
         name = job_base_name(request, digest, str(self._work_root))
         with locked_jobs(self._work_root, request) as base, engine_answers():
             number = latest_number(base)
-            job = self._job(placement, base, number, name, digest)
+            job = Job(
+                runner="docker",
+                environment=placement.environment,
+                name=f"{name}-{number}",
+                directory=base / str(number),
+                request_digest=digest,
+            )
             if number and self.is_active(job):
                 return job
             # Earlier attempts go: an older configuration of the stage is superseded, a crashed one was looked at.
             for record in (directory / "container" for directory in list_directories(base)):
                 if record.exists() and (earlier := record.read_text()):  # an empty one is left by a power cut
                     self._engine.remove(earlier, grace_seconds=_GRACE_SECONDS)
-            job = self._job(placement, base, number + 1, name, digest)
+            job = job.model_copy(update={"name": f"{name}-{number + 1}", "directory": base / str(number + 1)})
             resolved = self._engine.image(image)
             job.directory.mkdir()
             request_path(job).write_text(text)
@@ -118,15 +124,6 @@ class DockerRunner:
         with engine_answers():
             if container := self._engine.find(job.name):
                 container.stop(timeout=_GRACE_SECONDS)
-
-    def _job(self, placement: Placement, base: Path, number: int, name: str, digest: str) -> Job:
-        return Job(
-            runner="docker",
-            environment=placement.environment,
-            name=f"{name}-{number}",
-            directory=base / str(number),
-            request_digest=digest,
-        )
 
 
 def _container_options(
