@@ -109,9 +109,7 @@ class Production:
         return self._request(release, "canary", f"cpu:{percent:g}", config)
 
     def settle_request(self, release: str) -> StageRequest:
-        where = {name: value for name, value in self._place().items() if name in ("place", "state_root")}
-        config = {"model_id": self.model, "target": "cpu", "recipe": "int8", **where}
-        return self._request(release, "settle", "cpu", config)
+        return self._request(release, "settle", "cpu", {**self._place(), "recipe": "int8"})
 
     def rollback_request(self, release: str) -> StageRequest:
         return self._request(release, "rollback", "cpu", self._place())
