@@ -217,11 +217,7 @@ def test_a_gated_data_set_needs_the_deployments_token(world: World, monkeypatch:
         ({"dataset_path": "demo/nowhere"}, "NotOnTheHub", "no such repository"),
         ({"dataset_name": "tricky"}, "ConfigError", "tricky"),
         ({"dataset_name": None}, "ConfigError", "easy"),
-        (
-            {"test_split": "final"},
-            "ConfigError",
-            "load it with demo/arithmetic (easy): KeyError: 'final'",
-        ),
+        ({"test_split": "final"}, "ConfigError", "load it with demo/arithmetic (easy): KeyError: 'final'"),
         (
             {"dataset_kwargs": {"data_files": {"test": "nothing-*"}}},
             "ConfigError",

@@ -60,21 +60,9 @@ def test_a_new_commit_is_released_after_the_quiet_period_with_what_the_run_needs
 @pytest.mark.parametrize(
     ("head", "words", "trouble"),
     [
-        (
-            Head(B, content="old"),
-            f"{B[:12]} changes nothing that counts since {A[:12]}",
-            False,
-        ),
-        (
-            Head(B, content="older", claims={B: "run 7"}),
-            f"nothing new: {B[:12]} was released by run run 7",  # forced back to a released commit
-            False,
-        ),
-        (
-            Head(B, unusable="the repository has no safetensors file"),
-            f"{B[:12]} cannot be released: the repository has no safetensors file",
-            True,
-        ),
+        (Head(B, content="old"), f"{B[:12]} changes nothing that counts since {A[:12]}", False),
+        (Head(B, content="older", claims={B: "run 7"}), f"nothing new: {B[:12]} was released by run run 7", False),
+        (Head(B, unusable="no weights"), f"{B[:12]} cannot be released: no weights", True),
     ],
     ids=["other files", "forced back", "unusable"],
 )
