@@ -175,12 +175,10 @@ class Hub:
         if status not in _TRANSIENT_STATUSES and status < _SERVER_ERROR:
             refused = NotOnTheHub if status == _NOT_FOUND else HubRefused
             return refused(message, where=where, hint=self._token_hint())
-        return HubUnavailable(
-            message,
-            where=where,
-            hint="it is tried again later" if self.has_token else f"a token in {self.token_variable} raises limits",
-            retry_after_seconds=_retry_after(error.response.headers),
-        )
+        hint = "it is tried again later" if self.has_token else f"a token in {self.token_variable} raises limits"
+        busy = HubUnavailable(message, where=where, hint=hint)
+        busy.retry_after_seconds = _retry_after(error.response.headers)
+        return busy
 
     def _gate_hint(self, where: str) -> str:
         page = f"accept the terms at {self.endpoint}/{where.partition('@')[0]}"

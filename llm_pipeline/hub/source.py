@@ -34,11 +34,7 @@ class SourceUnavailable(Transient):
         retry_after_seconds: How long the source asks us to wait; None when it does not say.
     """
 
-    def __init__(
-        self, message: str, *, where: str = "", hint: str = "", retry_after_seconds: float | None = None
-    ) -> None:
-        super().__init__(message, where=where, hint=hint)
-        self.retry_after_seconds = retry_after_seconds
+    retry_after_seconds: float | None = None
 
 
 @dataclass(frozen=True)
