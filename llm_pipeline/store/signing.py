@@ -215,10 +215,9 @@ def _key_name(path: str) -> str:
     """What a bundle calls the key that signed it."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
-    from model_signing._signing.sign_ec_key import Verifier
 
     try:
-        Verifier(Path(path))
+        _library()[1].Config().use_elliptic_key_verifier(public_key=path)
         key = load_pem_public_key(Path(path).read_bytes())
     except (OSError, ValueError, AttributeError, UnsupportedAlgorithm) as error:
         reason = getattr(error, "strerror", None) or "it is no elliptic-curve key in PEM form"
