@@ -168,3 +168,13 @@ def test_a_lease_is_renewed_again_after_a_store_that_failed(
             assert time.monotonic() < deadline, "nobody renews it any more"
             time.sleep(0.01)
         lease.check()
+
+
+def test_an_owner_that_lost_its_lease_is_told_before_it_publishes(store: LocalStore) -> None:
+    with Lease(store, "leases/work.json", seconds=0.3) as lease:
+        document = store.read_document("leases/work.json")
+        assert document is not None
+        store.write_document("leases/work.json", document.value | {"epoch": 9}, document.revision)
+        time.sleep(0.4)
+        with pytest.raises(LeaseLost):
+            lease.check()
