@@ -128,11 +128,8 @@ def _of_addresses(stated: Any, file: Path) -> tuple[str, str | None, dict[str, l
     }
     sets = {match and (match["name"], match["revision"]) for own in found.values() for match in own}
     if len(sets) != 1 or (data_set := sets.pop()) is None:
-        raise ConfigError(
-            "its data_files are not all of one data set on the hub",
-            where=str(file),
-            hint="state dataset_path: organisation/name, and data_files relative to it",
-        )
+        hint = "state dataset_path: organisation/name, and data_files relative to it"
+        raise ConfigError("its data_files are not all of one data set on the hub", where=str(file), hint=hint)
     return *data_set, {split: [match["path"] for match in own if match] for split, own in found.items()}
 
 

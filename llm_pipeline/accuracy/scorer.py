@@ -103,11 +103,8 @@ class AskedModel(LM):  # type: ignore[misc]  # lm_eval is untyped
         answers = self._answered("loglikelihood", requests, None)
         for one, (value, _) in zip(requests, answers, strict=True):
             if not math.isfinite(value):
-                raise NotFinite(
-                    f"a log-likelihood is {value}",
-                    where=self._where(one),
-                    hint="the weights or their scales overflow: quantize otherwise, or evaluate in bfloat16",
-                )
+                hint = "the weights or their scales overflow: quantize otherwise, or evaluate in bfloat16"
+                raise NotFinite(f"a log-likelihood is {value}", where=self._where(one), hint=hint)
         return [(value, greedy) for value, greedy in answers]
 
     def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
@@ -244,10 +241,8 @@ class Scorer:
         found = tokenizer.chat_template if evaluation.chat_template is not False else None
         self._template = found.get("default") if isinstance(found, dict) else found
         if self._template is None and evaluation.chat_template is True:
-            raise ConfigError(
-                "the checkpoint's tokenizer has no default chat template",
-                hint="set evaluation.chat_template to false, or to auto",
-            )
+            hint = "set evaluation.chat_template to false, or to auto"
+            raise ConfigError("the checkpoint's tokenizer has no default chat template", hint=hint)
         self._documents = {}
         for name, task in loaded.tasks.items():
             if task.OUTPUT_TYPE == "generate_until":

@@ -102,11 +102,8 @@ def read_task_directory(directory: Path, *, allow_code: bool = False) -> TaskDir
         if name in tasks or name in groups:
             raise ConfigError(f"another file has {kind} {name} already", where=str(path))
         if (code := _code(file.content)) and not allow_code:
-            raise ConfigError(
-                f"a task file runs Python of its own (`{_CODE_TAG} {code}`)",
-                where=str(path),
-                hint="set evaluation.allow_task_code: true if you trust all of its directory",
-            )
+            hint = "set evaluation.allow_task_code: true if you trust all of its directory"
+            raise ConfigError(f"a task file runs Python of its own (`{_CODE_TAG} {code}`)", where=str(path), hint=hint)
         (groups if kind == "group" else tasks)[name] = file
         for tag in _names(file.content.get("tag")) if kind == "task" else ():
             tags.setdefault(tag, []).append(name)

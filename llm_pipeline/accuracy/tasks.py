@@ -141,10 +141,8 @@ class SelectedTasks:
             loaded.set_config(key, task.configuration.get(key))
         own = loaded.get_config("num_fewshot")
         if own == 0 and options.num_fewshot:
-            raise ConfigError(
-                f"task {name} takes no examples: its file says num_fewshot: 0",
-                hint=f"leave num_fewshot out of evaluation.task_options.{name}",
-            )
+            hint = f"leave num_fewshot out of evaluation.task_options.{name}"
+            raise ConfigError(f"task {name} takes no examples: its file says num_fewshot: 0", hint=hint)
         loaded.set_config("num_fewshot", int(own or 0) if options.num_fewshot is None else options.num_fewshot)
         return loaded
 
@@ -166,21 +164,15 @@ def select_tasks(directory: Path | None, evaluation: CheckpointEvaluation, names
         manager = TaskManager(include_path=root)
         paths, missing = _leaves(manager, names)
     if missing:
-        raise ConfigError(
-            f"no task {', '.join(missing)}, neither in the task directory nor in lm-eval",
-            where=str(directory or ""),
-            hint="`lm-eval ls tasks` names all of lm-eval's",
-        )
+        problem = f"no task {', '.join(missing)}, neither in the task directory nor in lm-eval"
+        raise ConfigError(problem, where=str(directory or ""), hint="`lm-eval ls tasks` names all of lm-eval's")
     tasks: dict[str, SelectedTask] = {}
     for leaf in paths:
         other = tasks.setdefault(leaf.name, leaf)
         asked = {leaf.path[0], other.path[0]}
         if leaf.stated != other.stated or (len(asked) > 1 and asked.intersection(manager.all_groups)):
-            raise ConfigError(
-                f"task {leaf.name} is asked twice: as part of {other.path[0]}, and of {leaf.path[0]}",
-                where="evaluation.tasks",
-                hint="name one of them",
-            )
+            problem = f"task {leaf.name} is asked twice: as part of {other.path[0]}, and of {leaf.path[0]}"
+            raise ConfigError(problem, where="evaluation.tasks", hint="name one of them")
     behind = {name: tuple(sorted({leaf.name for leaf in paths if leaf.path[0] == name})) for name in names}
     groups, tags = (
         {name: behind[name] for name in names if name in kind} for kind in (manager.all_groups, manager.all_tags)
@@ -241,11 +233,8 @@ def _options(
     """
     known = {name for leaf in found for name in leaf.path}
     if set(names) >= set(evaluation.tasks) and (unknown := sorted(evaluation.task_options.keys() - known)):
-        raise ConfigError(
-            f"task_options names {', '.join(unknown)}, which is not one of the tasks",
-            where="evaluation",
-            hint=f"the tasks are: {', '.join(sorted(known))}"[:_LONGEST],
-        )
+        problem = f"task_options names {', '.join(unknown)}, which is not one of the tasks"
+        raise ConfigError(problem, where="evaluation", hint=f"the tasks are: {', '.join(sorted(known))}"[:_LONGEST])
     stated: dict[str, dict[str, Any]] = {}
     for leaf in found:
         for name in leaf.path:

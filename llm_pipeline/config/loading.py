@@ -67,10 +67,8 @@ def _load(path: Path, model: type[ModelT]) -> ModelT:
     if not isinstance(data, dict):
         raise ConfigError("expected keys and values", where=f"{path}:1")
     if "name" in model.model_fields and data.setdefault("name", path.stem) != path.stem:
-        raise ConfigError(
-            f"name is {_short(repr(data['name']))} but the file is named {path.stem!r}",
-            where=f"{path}:{_located(node, ('name',))[1]}",
-        )
+        problem = f"name is {_short(repr(data['name']))} but the file is named {path.stem!r}"
+        raise ConfigError(problem, where=f"{path}:{_located(node, ('name',))[1]}")
     try:
         return model.model_validate(data, context=PathsRelativeTo(path.resolve().parent))
     except ValidationError as error:

@@ -43,9 +43,8 @@ class Overrides(ConfigModel):
             return cls.model_validate({name: None if value == "" else value for name, value in given.items()})
         except ValidationError as error:
             first = error.errors()[0]
-            raise ConfigError(
-                f"{first['loc'][0]}: {first['msg']}", hint="correct it where the run is started; nothing was started"
-            ) from error
+            hint = "correct it where the run is started; nothing was started"
+            raise ConfigError(f"{first['loc'][0]}: {first['msg']}", hint=hint) from error
 
     def effective(self, config: ReleaseConfig) -> Overrides:
         """What of it is otherwise than the config has it; names are in the config's order.
@@ -105,9 +104,7 @@ def _some_of(key: str, asked: Sequence[str] | None, config: ReleaseConfig) -> tu
     unknown = [name for name in dict.fromkeys(asked) if name not in known]
     if unknown or not asked:
         problem = f"{', '.join(unknown)} is not among the {key}" if unknown else f"none is left of the {key}"
-        raise ConfigError(
-            f"{key}: {problem} of release {config.name}",
-            hint=f"a run may have some of {', '.join(known)}; for others, change {key} in the release config",
-        )
+        hint = f"a run may have some of {', '.join(known)}; for others, change {key} in the release config"
+        raise ConfigError(f"{key}: {problem} of release {config.name}", hint=hint)
     chosen = tuple(name for name in known if name in asked)
     return None if chosen == known else chosen

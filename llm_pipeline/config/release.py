@@ -244,17 +244,15 @@ class CheckpointEvaluation(ConfigModel):
     @model_validator(mode="after")
     def _generation_is_possible(self) -> Self:
         if self.repeats > 1 and not self.samples:
-            raise ValueError(
-                "repeats: greedy answers are all alike; set generation: {do_sample: true, temperature: ...}"
-            )
+            problem = "repeats: greedy answers are all alike; set generation: {do_sample: true, temperature: ...}"
+            raise ValueError(problem)
         if self.chat_template_arguments.get("enable_thinking") and self.think_end is None:
             raise ValueError("chat_template_arguments turns thinking on: name what ends a thought, think_end: </think>")
         if "trust_remote_code" in self.scorer_arguments:
             raise ValueError("scorer_arguments: trust_remote_code is never on, no code of a checkpoint runs")
         if own := sorted(self.scorer_arguments.keys() & {"pretrained", "model", "tokenizer", "dtype"}):
-            raise ValueError(
-                f"scorer_arguments: {', '.join(own)} would judge another model than the one that is served"
-            )
+            problem = f"scorer_arguments: {', '.join(own)} would judge another model than the one that is served"
+            raise ValueError(problem)
         if self.scorer_arguments.get("data_parallel_size", 1) != 1:
             raise ValueError(
                 "scorer_arguments: data_parallel_size hands each part of the items to a process that lm-eval starts, "

@@ -381,10 +381,8 @@ class AirflowClient:
         """What the API answers to a request, for what no method asks."""
         response = self._send(method, path, **options)
         if response.is_error:
-            raise ConfigError(
-                f"Airflow answered {response.status_code} to {method} {path}: {response.text[:300]}",
-                where=self.access.url,
-            )
+            problem = f"Airflow answered {response.status_code} to {method} {path}: {response.text[:300]}"
+            raise ConfigError(problem, where=self.access.url)
         return response.json()
 
     def _send(self, method: str, path: str, **options: Any) -> httpx.Response:

@@ -210,11 +210,8 @@ class Demo:
             if not any(STAGE.may_decide_again(result.judgement) for result in tested if result is not None):
                 break  # anything else would come to the same
             self._console.step("the load test decided nothing; it is measured again")
-        raise Transient(
-            "the unquantized model did not reach production; the lines above say what stopped it",
-            where=name,
-            hint="run the same command again: what was computed is kept",
-        )
+        problem = "the unquantized model did not reach production; the lines above say what stopped it"
+        raise Transient(problem, where=name, hint="run the same command again: what was computed is kept")
 
     def _release(self, access: AirflowAccess, name: str) -> tuple[str, ReleaseProgress | None]:
         dag_id = f"release__{name}"

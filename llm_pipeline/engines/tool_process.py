@@ -104,10 +104,8 @@ def run_tool(
         _end(process, mark)
     reader.join(timeout=_GRACE_SECONDS)
     if timed_out:
-        raise BuildFailed(
-            f"{tool} was stopped after its time limit of {time_limit_seconds / 60:g} min",
-            hint="raise build.time_limit_minutes, or look at the last lines of its log for where it stands",
-        )
+        hint = "raise build.time_limit_minutes, or look at the last lines of its log for where it stands"
+        raise BuildFailed(f"{tool} was stopped after its time limit of {time_limit_seconds / 60:g} min", hint=hint)
     if process.returncode:
         raise classify_failure(tool, process.returncode, tuple(lines))
     return round(time.monotonic() - started, 3)
@@ -125,9 +123,8 @@ def _start(command: Sequence[str], tool: str, variables: Mapping[str, str]) -> s
             errors="replace",
         )
     except OSError as error:
-        raise ConfigError(
-            f"cannot start {tool}: {error}", where=command[0], hint="run the build in the target's own environment"
-        ) from error
+        hint = "run the build in the target's own environment"
+        raise ConfigError(f"cannot start {tool}: {error}", where=command[0], hint=hint) from error
 
 
 def _follow(stream: IO[str], lines: deque[str], tool: str) -> None:

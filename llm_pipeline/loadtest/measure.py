@@ -167,11 +167,8 @@ class LoadClient:
         if len(records) and bool(np.all(unanswered)):
             reached = "was answered" if bool(np.any(records["status"])) else "reached a server"
             said = next(iter(records.details.values()), "no reason given")
-            raise Transient(
-                f"none of {len(records)} requests {reached}: {said}",
-                where=self._endpoint.url,
-                hint="is the server running, and is this its port for OpenAI's API?",
-            )
+            hint = "is the server running, and is this its port for OpenAI's API?"
+            raise Transient(f"none of {len(records)} requests {reached}: {said}", where=self._endpoint.url, hint=hint)
 
 
 def processes_for(traffic: Traffic) -> int:

@@ -87,11 +87,8 @@ def read_prompts(path: Path, *, with_output_tokens: bool = False) -> tuple[Recor
             raise ConfigError("the line has no text in 'prompt'", where=where, hint='write {"prompt": "..."}')
         require_whole(prompt, where=where)
         if type(tokens) is not int or tokens < int(with_output_tokens):
-            raise ConfigError(
-                "the line has no number of tokens in 'output_tokens'",
-                where=where,
-                hint="the workload's output_tokens are `recorded`: state how long the answer was",
-            )
+            hint = "the workload's output_tokens are `recorded`: state how long the answer was"
+            raise ConfigError("the line has no number of tokens in 'output_tokens'", where=where, hint=hint)
         found.setdefault(prompt, RecordedPrompt(prompt, tokens))
     if not found:
         raise ConfigError("the file holds no prompts", where=str(path), hint='write lines {"prompt": "..."}')
@@ -147,10 +144,8 @@ class Composer:
             for number, text in zip(again, self.compose(tokens[again], random), strict=True):
                 texts[number] = text
             again = [again[place] for place in _repeated([texts[number] for number in again], known)]
-        raise ConfigError(
-            f"{len(again)} of {len(texts)} prompts would be repeated: the file has too few different words",
-            hint="add prompts, or set longer ones in prompt_tokens",
-        )
+        problem = f"{len(again)} of {len(texts)} prompts would be repeated: the file has too few different words"
+        raise ConfigError(problem, hint="add prompts, or set longer ones in prompt_tokens")
 
     def _stream(self, tokens: float, spare_words: int, random: np.random.Generator) -> Integers:
         """Indices of words, in runs, with this many tokens; the last words are spare."""

@@ -139,8 +139,5 @@ class ConfigWords:
     def unknown(self, name: str, problem: str) -> ConfigError:
         """The error for a fact that the model's files do not state."""
         stated = name if name in get_args(Size) else "kv_bytes_per_token and state_bytes_per_sequence"
-        return ConfigError(
-            f"the size of the model is not known: its config.json {problem}",
-            where="model",
-            hint=f"state it by hand in the release config, model.sizes.{stated}",
-        )
+        hint = f"state it by hand in the release config, model.sizes.{stated}"
+        return ConfigError(f"the size of the model is not known: its config.json {problem}", where="model", hint=hint)

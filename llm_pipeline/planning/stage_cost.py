@@ -114,11 +114,8 @@ def check_budget(loaded: LoadedRelease, stages: Iterable[PlannedStage]) -> None:
 def _require_prices(loaded: LoadedRelease, key: str, accelerators: set[str]) -> None:
     name, prices = loaded.deployment.name, loaded.deployment.gpu_hour_prices
     if free := sorted(accelerators - prices.keys()):
-        raise ConfigError(
-            f"{key}: what an hour of {', '.join(free)} costs is not known in deployment {name}",
-            where=str(loaded.path),
-            hint=f"add it to gpu_hour_prices of deployments/{name}.yaml",
-        )
+        problem = f"{key}: what an hour of {', '.join(free)} costs is not known in deployment {name}"
+        raise ConfigError(problem, where=str(loaded.path), hint=f"add it to gpu_hour_prices of deployments/{name}.yaml")
 
 
 def planned_stage(loaded: LoadedRelease, step: Step, history: History, predicted: float | None) -> PlannedStage:

@@ -208,11 +208,8 @@ def choose_samples(sources: Sequence[Sequence[Sample]], calibration: Calibration
         rest = {sample.content: sample for sample in samples if sample.content not in taken}
         if len(rest) < share:
             elsewhere = " that no earlier source has" if taken else ""
-            raise ConfigError(
-                f"{share} calibration samples wanted, there are {len(rest)} different ones{elsewhere}",
-                where=source,
-                hint="lower `samples`, or give more data",
-            )
+            problem = f"{share} calibration samples wanted, there are {len(rest)} different ones{elsewhere}"
+            raise ConfigError(problem, where=source, hint="lower `samples`, or give more data")
         first = sorted(rest, key=lambda content: _rank(content, calibration.seed))[:share]
         taken |= {content: rest[content] for content in first}
     return tuple(taken[content] for content in sorted(taken, key=lambda content: _rank(content, calibration.seed)))
@@ -227,11 +224,8 @@ def _encode(samples: Sequence[Sample], calibration: Calibration, tokenizer: Any)
     texts = [sample.content for sample in samples]
     if calibration.chat_template:
         if not tokenizer.chat_template:
-            raise ConfigError(
-                "chat_template: true, but the model has no chat template",
-                where="calibration",
-                hint="calibrate on texts, or give the model's repository a template",
-            )
+            hint = "calibrate on texts, or give the model's repository a template"
+            raise ConfigError("chat_template: true, but the model has no chat template", where="calibration", hint=hint)
         texts = [_rendered(sample, tokenizer) for sample in samples]
     # A chat template writes the special tokens itself.
     encoded = tokenizer(texts, add_special_tokens=not calibration.chat_template, verbose=False)
@@ -250,16 +244,12 @@ def _packed(encoded: Sequence[Tokens], calibration: Calibration, tokenizer: Any)
     """All texts after each other, each closed by the end token, in pieces of one length; the rest is left out."""
     end, length = tokenizer.eos_token_id, calibration.maximum_tokens
     if end is None:
-        raise ConfigError(
-            "packing: true, but the model's tokenizer has no end token", where="calibration", hint="set packing: false"
-        )
+        hint = "set packing: false"
+        raise ConfigError("packing: true, but the model's tokenizer has no end token", where="calibration", hint=hint)
     stream = [token for tokens in encoded for token in (*tokens, *((end,) if tokens[-1] != end else ()))]
     count, rest = divmod(len(stream), length)
     if not count:
-        raise ConfigError(
-            f"packed, the texts have {len(stream)} tokens: fewer than one sequence of {length}",
-            where="calibration",
-            hint="raise `samples`, or lower `maximum_tokens`",
-        )
+        problem = f"packed, the texts have {len(stream)} tokens: fewer than one sequence of {length}"
+        raise ConfigError(problem, where="calibration", hint="raise `samples`, or lower `maximum_tokens`")
     log.info("packed", texts=len(encoded), sequences=count, tokens_each=length, tokens_left_out=rest)
     return [tuple(stream[start : start + length]) for start in range(0, count * length, length)]

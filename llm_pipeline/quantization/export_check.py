@@ -98,9 +98,8 @@ def _check_formats(checkpoint: Checkpoint, recipe: QuantizationRecipe, export: P
     metadata, where = checkpoint.metadata, str(export)
     inline = read_json(export / "config.json").get("quantization_config") or {}
     if inline.get("quant_algo") != metadata.algorithm:
-        raise IntegrityError(
-            f"{QUANTIZATION_FILE} says {metadata.algorithm}, config.json {inline.get('quant_algo')}", where=where
-        )
+        problem = f"{QUANTIZATION_FILE} says {metadata.algorithm}, config.json {inline.get('quant_algo')}"
+        raise IntegrityError(problem, where=where)
     if not checkpoint.layers:
         raise IntegrityError("no layer is quantized", where=where)
     found = {metadata.algorithm_of(name) for name in checkpoint.layers}

@@ -393,15 +393,11 @@ def _place(flow: tuple[Step, ...], added: Step) -> int:
         raise ConfigError(f"step {added.name!r} comes after no step", hint="name a step in `after`")
     for group in (added.group, *(by_name[name].group for name in added.before)):
         if group is not None and group.in_turn is not None:
-            raise ConfigError(
-                f"step {added.name!r} stands in, or before, {group.name}, whose items come in turn",
-                hint="name a step before them in `before`: `baseline`, say, or `approve`",
-            )
+            problem = f"step {added.name!r} stands in, or before, {group.name}, whose items come in turn"
+            raise ConfigError(problem, hint="name a step before them in `before`: `baseline`, say, or `approve`")
     if grouped := [need.step for need in added.needs if by_name[need.step].group is not None]:
-        raise ConfigError(
-            f"step {added.name!r} needs {', '.join(grouped)}, which is done for several recipes or targets",
-            hint="name them in `after`; `needs` is for steps that are done once",
-        )
+        problem = f"step {added.name!r} needs {', '.join(grouped)}, which is done for several recipes or targets"
+        raise ConfigError(problem, hint="name them in `after`; `needs` is for steps that are done once")
     names = list(by_name)
     place = 1 + max(names.index(name) for name in added.after)
     own = [number for number, one in enumerate(flow) if added.group is not None and one.group == added.group]

@@ -113,11 +113,8 @@ def _named(config_path: Path, folder: str, name: str, key: str) -> Path:
     path = named_file(root, folder, name)
     if path is None:
         there = names_in(root, folder)
-        raise ConfigError(
-            f"{key}: there is no {folder}/{name}.yaml",
-            where=where_in(config_path, (key,)),
-            hint=f"{folder}/ has: {', '.join(there) or 'nothing'}",
-        )
+        hint = f"{folder}/ has: {', '.join(there) or 'nothing'}"
+        raise ConfigError(f"{key}: there is no {folder}/{name}.yaml", where=where_in(config_path, (key,)), hint=hint)
     return path
 
 

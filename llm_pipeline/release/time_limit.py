@@ -89,10 +89,8 @@ def out_of_time(limit: TimeLimit, *, ran: float) -> StageOutOfTime:
     what = f"{duration(limit.seconds)} without any progress"
     if ran >= limit.longest_seconds:
         what = f"{duration(limit.longest_seconds)}, the longest of any stage"
-    return StageOutOfTime(
-        f"the stage was stopped after its time limit of {what}",
-        hint=f"look at the last lines of its log; raise {limit.setting} if it was still at work",
-    )
+    hint = f"look at the last lines of its log; raise {limit.setting} if it was still at work"
+    return StageOutOfTime(f"the stage was stopped after its time limit of {what}", hint=hint)
 
 
 _HOUR = 3600.0

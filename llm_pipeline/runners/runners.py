@@ -28,10 +28,8 @@ class Runners:
     def submit(self, request: StageRequest, placement: Placement) -> Job:
         environment = self._deployment.environments.get(placement.environment)
         if environment is None:
-            raise ConfigError(
-                f"deployment {self._deployment.name} has no environment {placement.environment!r}",
-                hint=how_to_make_an_interpreter(),
-            )
+            problem = f"deployment {self._deployment.name} has no environment {placement.environment!r}"
+            raise ConfigError(problem, hint=how_to_make_an_interpreter())
         job = self._runner(environment.runner).submit(request, placement)
         of = {"release_id": request.release_id, "stage": request.stage, "subject": request.subject}
         return job.model_copy(update={"time_limit": request.time_limit, **of})

@@ -213,10 +213,8 @@ def render_manifests(
         selector[_PRODUCT_LABEL] = product
     setup_image = options.setup_image or options.image
     if setup_image is None:
-        raise ConfigError(
-            "no image holds this package, and pods lay out their model repository with it",
-            hint="name image (the one of docker/Dockerfile.serving does), or setup_image",
-        )
+        hint = "name image (the one of docker/Dockerfile.serving does), or setup_image"
+        raise ConfigError("no image holds this package, and pods lay out their model repository with it", hint=hint)
     # Pods only read the store and verify, so they get no signing key.
     store = options.store
     signing = store.signing and store.signing.model_copy(update={"private_key": None, "password_variable": None})

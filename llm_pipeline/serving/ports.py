@@ -52,11 +52,8 @@ def require_free_port(port: int, *, role: str, what: str) -> None:
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
-            raise ConfigError(
-                f"{role} port {port} is in use by {_owner(port)}",
-                where=what,
-                hint="stop that process or give this server other ports in the deployment file",
-            ) from None
+            hint = "stop that process or give this server other ports in the deployment file"
+            raise ConfigError(f"{role} port {port} is in use by {_owner(port)}", where=what, hint=hint) from None
 
 
 def _owner(port: int) -> str:

@@ -92,10 +92,8 @@ def run(context: StageContext[EvalDataConfig]) -> StageOutput:
             own.append(call)
     names = {asked.name for asked in calls}
     if others := sorted(config.revisions.keys() - names):
-        raise ConfigError(
-            f"evaluation.data_revisions names {', '.join(others)}, which no task reads",
-            hint=f"the tasks read: {', '.join(sorted(names)) or 'their own files'}",
-        )
+        hint = f"the tasks read: {', '.join(sorted(names)) or 'their own files'}"
+        raise ConfigError(f"evaluation.data_revisions names {', '.join(others)}, which no task reads", hint=hint)
     destination = context.workdir / EVAL_DATA
     shutil.rmtree(destination, ignore_errors=True)
     destination.mkdir(parents=True)

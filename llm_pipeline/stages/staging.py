@@ -93,11 +93,8 @@ def _start(context: StageContext[StagingConfig], control: ServerControl) -> Stag
     try:
         return control.start(candidate, wait_seconds=config.policy.ready_timeout_seconds)
     except SlotBusy as busy:
-        raise Transient(
-            f"another candidate is being staged: {busy.message}",
-            where=busy.where,
-            hint="wait for its release to end; if that one is gone, run the stage staging_down",
-        ) from busy
+        hint = "wait for its release to end; if that one is gone, run the stage staging_down"
+        raise Transient(f"another candidate is being staged: {busy.message}", where=busy.where, hint=hint) from busy
 
 
 def request(flow: ReleaseProgress, subject: str) -> tuple[StagingConfig, Inputs]:

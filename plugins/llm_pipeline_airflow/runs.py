@@ -40,11 +40,8 @@ def store_to_read(settings: StoreModel) -> ArtifactStore:
         Transient: It is a directory that this host does not have, so that nothing can be said of what is in it.
     """
     if settings.directory is not None and not settings.directory.is_dir():
-        raise Transient(
-            "this host has no such directory of a store",
-            where=settings.uri,
-            hint="mount it on the API server's host; if no release was ever made, the first one makes it",
-        )
+        hint = "mount it on the API server's host; if no release was ever made, the first one makes it"
+        raise Transient("this host has no such directory of a store", where=settings.uri, hint=hint)
     return open_store(settings)
 
 

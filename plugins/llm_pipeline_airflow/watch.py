@@ -90,11 +90,8 @@ def watched_asset(loaded: LoadedRelease, watch: Watch) -> WatchedRevision:
         ConfigError: What is to be watched never changes.
     """
     if loaded.config.model.source != "hub" or _COMMIT.fullmatch(loaded.config.model.revision):
-        raise ConfigError(
-            "watch: needs a branch or a tag of a model on the hub",
-            where=str(loaded.path),
-            hint="remove `watch:`; `schedule:` works with every source",
-        )
+        hint = "remove `watch:`; `schedule:` works with every source"
+        raise ConfigError("watch: needs a branch or a tag of a model on the hub", where=str(loaded.path), hint=hint)
     config = loaded.config
     watched = Watched(
         config=config.name,

@@ -52,10 +52,8 @@ class Engine:
             try:
                 import docker
             except ImportError as error:
-                raise Unsupported(
-                    "containers need the Docker SDK, which is not installed in this interpreter",
-                    hint="pip install 'llm-pipeline[docker]'",
-                ) from error
+                problem = "containers need the Docker SDK, which is not installed in this interpreter"
+                raise Unsupported(problem, hint="pip install 'llm-pipeline[docker]'") from error
             self._client = docker.from_env(timeout=_TIMEOUT_SECONDS)
         return self._client
 
@@ -151,10 +149,8 @@ def engine_answers() -> Iterator[None]:
     try:
         yield
     except (DockerException, requests.RequestException) as error:
-        raise Transient(
-            f"the Docker engine does not answer: {error}",
-            hint="is it running, and may this user use it? DOCKER_HOST says which one is meant",
-        ) from error
+        hint = "is it running, and may this user use it? DOCKER_HOST says which one is meant"
+        raise Transient(f"the Docker engine does not answer: {error}", hint=hint) from error
 
 
 def repository_of(image: str) -> str:
@@ -168,9 +164,8 @@ def _pull_failed(image: str, problem: str) -> ConfigError | Transient:
     """A registry that answers no is a matter of configuration; one that does not answer, of time."""
     if any(sign in problem.lower() for sign in _UNREACHABLE):
         return Transient(f"the registry of {image} cannot be reached: {problem}", hint="try again later")
-    return ConfigError(
-        f"image {image} cannot be pulled: {problem}", hint="check its name and tag, and `docker login` as this user"
-    )
+    hint = "check its name and tag, and `docker login` as this user"
+    return ConfigError(f"image {image} cannot be pulled: {problem}", hint=hint)
 
 
 def how_it_ended(container: Any) -> str:
@@ -189,10 +184,8 @@ def handed_on(names: Sequence[str]) -> dict[str, str]:
         ConfigError: One is not set here.
     """
     if missing := [name for name in names if name not in os.environ]:
-        raise ConfigError(
-            f"not set here, and to be handed on to the container: {', '.join(missing)}",
-            hint="set them where the worker runs, or take them out of the deployment's `variables`",
-        )
+        hint = "set them where the worker runs, or take them out of the deployment's `variables`"
+        raise ConfigError(f"not set here, and to be handed on to the container: {', '.join(missing)}", hint=hint)
     return {name: os.environ[name] for name in names}
 
 

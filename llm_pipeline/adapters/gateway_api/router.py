@@ -197,9 +197,8 @@ class GatewayApiRouter(TrafficRouter):
                 {**values, "owner": told.get(OWNER, "nobody"), "epoch": int(told.get(EPOCH, "0"))}
             )
         except (ValidationError, ValueError) as error:
-            raise RouterUnavailable(
-                f"its annotations were not written by this package: {error}", where=self._where
-            ) from error
+            problem = f"its annotations were not written by this package: {error}"
+            raise RouterUnavailable(problem, where=self._where) from error
 
     def _changed(self, document: Json, want: RouteState) -> Json:
         """The document with our weights; whatever else it holds is kept, and every other backend gets nothing."""

@@ -203,10 +203,8 @@ def open_client(context: str | None) -> Any:
     try:
         from kubernetes import client, config
     except ImportError as error:
-        raise Unsupported(
-            "this needs the Kubernetes client, which is not installed in this interpreter",
-            hint="pip install 'llm-pipeline[kubernetes]'",
-        ) from error
+        problem = "this needs the Kubernetes client, which is not installed in this interpreter"
+        raise Unsupported(problem, hint="pip install 'llm-pipeline[kubernetes]'") from error
     configuration = client.Configuration()
     try:
         if context is None and os.environ.get("KUBERNETES_SERVICE_HOST"):

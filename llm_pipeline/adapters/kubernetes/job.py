@@ -84,10 +84,8 @@ def _own_directories(claims: tuple[ClaimMount, ...], request: StageRequest) -> d
     """Directories that the stage writes to and that no claim offers: they become the pod's own."""
     store = request.store.directory
     if store and not _covered(str(store), claims):
-        raise ConfigError(
-            f"pods do not reach the store {request.store.uri}",
-            hint="use a store in S3, or a writable claim at the same path",
-        )
+        hint = "use a store in S3, or a writable claim at the same path"
+        raise ConfigError(f"pods do not reach the store {request.store.uri}", hint=hint)
     directories = {} if _covered(request.work_root, claims) else {"work": request.work_root}
     cache = request.store.cache
     if cache and not _covered(cache, claims) and not PurePosixPath(cache).is_relative_to(request.work_root):

@@ -101,14 +101,10 @@ def waits_in_vain(pod: Json | None, *, overdue: bool, events: tuple[str, ...] = 
         return Transient(f"no pod was created: {said}", hint="check the namespace's quota, and the service account")
     for condition in pod.get("status", {}).get("conditions") or ():
         if (condition["type"], condition["status"]) == ("PodScheduled", "False"):
-            return Transient(
-                f"no node takes the pod: {condition.get('message') or condition.get('reason')}",
-                hint="wait for a free node, or check node_selector, tolerations, gpus and memory_gib",
-            )
-    return Transient(
-        f"the pod did not start in time: {reason or 'it waits'} {message}".rstrip(),
-        hint="raise start_timeout_minutes, if the image is large",
-    )
+            hint = "wait for a free node, or check node_selector, tolerations, gpus and memory_gib"
+            return Transient(f"no node takes the pod: {condition.get('message') or condition.get('reason')}", hint=hint)
+    hint = "raise start_timeout_minutes, if the image is large"
+    return Transient(f"the pod did not start in time: {reason or 'it waits'} {message}".rstrip(), hint=hint)
 
 
 def ending(job: Json | None, pod: Json | None, now: datetime) -> tuple[str, str]:

@@ -47,9 +47,8 @@ class ProcessRunner:
             answer = subprocess.run(command, capture_output=True, text=True, timeout=_START_SECONDS, check=True)
         except (OSError, subprocess.SubprocessError) as error:
             said = (getattr(error, "stderr", "") or "").strip().splitlines()
-            raise ConfigError(
-                f"{python} does not run this package: {said[-1] if said else error}", hint=how_to_make_an_interpreter()
-            ) from error
+            problem = f"{python} does not run this package: {said[-1] if said else error}"
+            raise ConfigError(problem, hint=how_to_make_an_interpreter()) from error
         return f"{python}, package {answer.stdout.strip()}"
 
     def submit(self, request: StageRequest, placement: Placement) -> Job:

@@ -131,11 +131,8 @@ def _trace(source: Path, destination: Path, precision: torch.dtype) -> None:
     except ValueError as error:
         raise Unsupported(f"the model cannot be traced for OpenVINO: {error}", where=str(source)) from error
     if missing := [name for name in SERVING_FILES if not (destination / name).is_file()]:
-        raise Unsupported(
-            f"the exporter made no {', '.join(missing)}",
-            where=str(source),
-            hint="the tokenizer must be a fast one that openvino_tokenizers can convert",
-        )
+        hint = "the tokenizer must be a fast one that openvino_tokenizers can convert"
+        raise Unsupported(f"the exporter made no {', '.join(missing)}", where=str(source), hint=hint)
 
 
 def _store_weights(

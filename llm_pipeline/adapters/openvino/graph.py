@@ -61,11 +61,8 @@ class NativeWeights:
         for name in self._checkpoint.layers:
             constant = constants.get(f"{name}.weight")
             if constant is None:
-                raise Unsupported(
-                    "the traced graph has no weight of this name, so the native weights cannot be put in",
-                    where=name,
-                    hint="use weight_format: fp32 for this architecture",
-                )
+                problem = "the traced graph has no weight of this name, so the native weights cannot be put in"
+                raise Unsupported(problem, where=name, hint="use weight_format: fp32 for this architecture")
             self._replace_layer(name, constant)
         for name in filter(constants.__contains__, self._checkpoint.plain):
             tensor = self._checkpoint.tensors[name]
@@ -101,9 +98,8 @@ class NativeWeights:
             variable = f"past_key_values.{layer[1]}.{kind}present.{layer[1]}.{kind}" if layer else ""
             append = states[variable].input_value(0).get_node() if variable in states else None
             if append is None or append.get_type_name() != "Concat":
-                raise Unsupported(
-                    "the traced graph has no KV cache of this name, so its quantizer cannot be put in", where=name
-                )
+                problem = "the traced graph has no KV cache of this name, so its quantizer cannot be put in"
+                raise Unsupported(problem, where=name)
             new = append.input_value(1)
             append.input(1).replace_source_output(_round_to_fp8(new, _float32(scale)).output(0))
             self.kv_quantizers.append(name)
@@ -113,9 +109,8 @@ class NativeWeights:
         layer, tensors = self._checkpoint.format(name), self._checkpoint.tensors
         packed, scale = tensors[f"{name}.weight"], tensors[f"{name}.weight_scale"].float().numpy()
         if layer.packing == "columns":
-            raise Unsupported(
-                f"no CPU engine computes {layer.algorithm}", where=name, hint="take an 8-bit format or AWQ"
-            )
+            hint = "take an 8-bit format or AWQ"
+            raise Unsupported(f"no CPU engine computes {layer.algorithm}", where=name, hint=hint)
         if layer.packing == "rows" and not layer.second_scale:
             return _int4_weight(packed, scale)
         kind, factors = ov.Type.f8e4m3, scale.reshape(-1, 1)

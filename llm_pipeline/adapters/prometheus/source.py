@@ -120,11 +120,8 @@ class PrometheusMetrics:
             if label in self._slots:
                 found[self._slots[label]][series] = count
             elif count:
-                raise SourceDown(
-                    f'{count} requests are under {self._source.slot_label}="{label}", which is not a slot',
-                    where=self._source.url,
-                    hint="correct slots, or narrow the selectors",
-                )
+                problem = f'{count} requests are under {self._source.slot_label}="{label}", which is not a slot'
+                raise SourceDown(problem, where=self._source.url, hint="correct slots, or narrow the selectors")
         return found
 
     def _histograms(self, selector: str | None, start: float, end: float) -> dict[SlotName, Histogram]:

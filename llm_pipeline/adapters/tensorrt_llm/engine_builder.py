@@ -55,11 +55,8 @@ class TensorRtLlmEngineBuilder:
         beside = Path(sys.executable).parent / PROGRAM
         program = str(beside) if beside.is_file() else shutil.which(PROGRAM)
         if program is None:
-            raise Unsupported(
-                f"there is no {PROGRAM} here",
-                where="target.environment",
-                hint="run the build in the target's container, or in an interpreter that has its TensorRT-LLM",
-            )
+            hint = "run the build in the target's container, or in an interpreter that has its TensorRT-LLM"
+            raise Unsupported(f"there is no {PROGRAM} here", where="target.environment", hint=hint)
         installed = _installed("tensorrt_llm")  # without importing it
         if installed not in (None, version):
             raise Unsupported(

@@ -44,11 +44,8 @@ class TensorRtLlmLlmApiBuilder:
     def build(self, inputs: BuildInputs, destination: Path) -> EngineFacts:
         target, where = inputs.target, f"targets/{inputs.target.name}.yaml"
         if not inputs.golden:
-            raise ConfigError(
-                "there are no golden prompts to check the loaded model by",
-                where="accuracy.tasks",
-                hint="give the release a generative task",
-            )
+            problem = "there are no golden prompts to check the loaded model by"
+            raise ConfigError(problem, where="accuracy.tasks", hint="give the release a generative task")
         quantization = read_quantization(inputs.checkpoint)
         context = stated_context(read_json(inputs.checkpoint / "config.json"))
         dtype = inputs.dtype if quantization.algorithm is None else None

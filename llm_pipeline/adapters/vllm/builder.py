@@ -165,9 +165,8 @@ def _load(
         start = partial(Batcher, checkpoint, settings)
         return confined(start, readable=(inputs.checkpoint, workspace), network=True)
     except (RuntimeError, OSError, ValueError) as error:
-        raise Unsupported(
-            f"vLLM does not load the checkpoint: {error}", where=str(inputs.checkpoint), hint="see its log"
-        ) from error
+        problem = f"vLLM does not load the checkpoint: {error}"
+        raise Unsupported(problem, where=str(inputs.checkpoint), hint="see its log") from error
 
 
 def _keep_compiled(workspace: Path, destination: Path) -> None:

@@ -36,10 +36,8 @@ def render_llm_args(target: Target, *, checkpoint: Path | None, dtype: Precision
         IntegrityError: The checkpoint's quantization metadata is damaged.
     """
     if target.runtime_version is None:
-        raise ConfigError(
-            f"LLM args are TensorRT-LLM's, and this target of {target.engine} names no runtime_version of it",
-            where=f"targets/{target.name}.yaml",
-        )
+        problem = f"LLM args are TensorRT-LLM's, and this target of {target.engine} names no runtime_version of it"
+        raise ConfigError(problem, where=f"targets/{target.name}.yaml")
     edition_of(target.runtime_version)  # refuses a version whose LLM args are not recorded
     parallelism, limits, runtime = target.parallelism, target.limits, target.runtime
     kv_cache: Document = {
@@ -73,11 +71,8 @@ def render_llm_args(target: Target, *, checkpoint: Path | None, dtype: Precision
 def _kv_cache_type(checkpoint: Path | None) -> str:
     algorithm = None if checkpoint is None else read_quantization(checkpoint).kv_cache
     if algorithm not in _KV_CACHE_TYPES:
-        raise Unsupported(
-            f"the LLM API has no KV cache of {algorithm}",
-            where=str(checkpoint),
-            hint="quantize with kv_cache: fp8, or none",
-        )
+        hint = "quantize with kv_cache: fp8, or none"
+        raise Unsupported(f"the LLM API has no KV cache of {algorithm}", where=str(checkpoint), hint=hint)
     return _KV_CACHE_TYPES[algorithm]
 
 
