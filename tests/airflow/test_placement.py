@@ -20,7 +20,8 @@ from llm_pipeline_airflow.dag_factory import release_dag
 from sqlalchemy import select
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.operations.doctor import Check, examine, triggerer_problem
+from llm_pipeline.operations import doctor
+from llm_pipeline.operations.doctor import examine, triggerer_problem
 from llm_pipeline.release.loading import load_release
 
 GPU_TARGET = """
@@ -137,37 +138,29 @@ def test_workers_of_a_target_without_a_place_are_refused(project):
         load_release(project.config)
 
 
-def examined(project) -> dict[str, Check]:
-    loaded = load_release(project.config)
-    return {check.subject: check for check in examine(loaded.deployment, loaded.release.targets)}
-
-
-def test_pools_that_are_missing_or_too_small_are_named_before_a_task_waits_for_ever(workers, airflow_database):
+def test_pools_and_a_triggerer_that_are_missing_or_too_small_are_named_before_a_task_waits_for_ever(
+    workers, airflow_database
+):
     workers.edit("deployments/here", "queue: on-a }", "pool: gpus-a }")
-    Pool.create_or_update_pool("gpus-h200", 4, "", include_deferred=False)
-    Pool.create_or_update_pool("gpus-b", 1, "", include_deferred=False)
-    found = examined(workers)
-    assert {name: check.state for name, check in found.items() if name.startswith("pool ")} == {
-        "pool gpus-h200": "ok",
-        "pool gpus-a": "failed",
-        "pool gpus-b": "failed",
-    }
-    assert found["pool gpus-a"].fix == 'airflow pools set gpus-a <GPUs> "<host>" --include-deferred'
-    assert found["pool gpus-b"].detail == "1 slots, and one task takes 2: it would never start"
-
-
-def test_a_pool_must_count_the_deferred_tasks_of_containers_and_a_triggerer_must_run(workers, airflow_database):
     in_containers = "environments: { gpus: { runner: docker, image: 'registry.test/llm/model:1' },"
     workers.edit("deployments/here", "environments: {", in_containers)
     Pool.create_or_update_pool("gpus-h200", 4, "", include_deferred=False)
-    Pool.create_or_update_pool("gpus-b", 2, "", include_deferred=True)
-    found = examined(workers)
-    assert (found["pool gpus-h200"].state, found["pool gpus-b"].state) == ("failed", "ok")
+    Pool.create_or_update_pool("gpus-b", 1, "", include_deferred=True)
+    loaded = load_release(workers.config)
+    found = {check.subject: check for check in examine(loaded.deployment, loaded.release.targets)}
+    wrong = {
+        name for name in ("triggerer", "pool gpus-a", "pool gpus-b", "pool gpus-h200") if found[name].state != "ok"
+    }
+    assert len(wrong) == 4
+    assert found["pool gpus-a"].fix == 'airflow pools set gpus-a <GPUs> "<host>" --include-deferred'
+    assert found["pool gpus-b"].detail == "1 slots, and one task takes 2: it would never start"
     assert "it does not count deferred tasks" in found["pool gpus-h200"].detail
-    assert found["triggerer"].state == "failed"
+    for name in ("gpus-a", "gpus-b", "gpus-h200"):
+        Pool.create_or_update_pool(name, 4, "", include_deferred=True)
     with settings.Session() as session:
         session.add(Job(job_type="TriggererJob", state="running", latest_heartbeat=datetime.now(UTC)))
         session.commit()
+    assert {check.state for check in doctor._pools(loaded.deployment, loaded.release.targets)} == {"ok"}
     assert triggerer_problem() == ""
 
 
