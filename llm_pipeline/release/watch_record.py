@@ -7,13 +7,13 @@ watch/<config>.json            the last decision, for people
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from typing import Literal
 
 from pydantic import AwareDatetime
 
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
+from llm_pipeline.store.signed_documents import replace_document
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ANEW = "remove the document"
@@ -99,15 +99,12 @@ def claim_name(config: str, commit: str) -> str:
 
 
 def write_status(store: ArtifactStore, status: WatchStatus) -> None:
-    """Write what a watch decided; a decision that another triggerer writes at the same moment stays.
+    """Write what a watch decided.
 
     Raises:
         Transient: The store cannot be used now.
     """
-    name = _status_name(status.config)
-    known = store.read_document(name)
-    with suppress(Conflict):
-        store.write_document(name, status.model_dump(mode="json"), known.revision if known else None)
+    replace_document(store, _status_name(status.config), status.model_dump(mode="json"))
 
 
 def read_status(store: ArtifactStore, config: str) -> WatchStatus | None:
