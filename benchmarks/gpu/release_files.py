@@ -169,7 +169,7 @@ def write_files(work: Path, host: Host, load: Load, subject: Subject) -> Path:
     _write(configs / "deployments" / "local.yaml", _deployment(work, host))
     for target in host.targets:
         _write(configs / "targets" / f"{target}.yaml", _target(host, subject))
-    _write(configs / "policies" / "gates.yaml", _policy(load, subject, by_cost=bool(host.tried)))
+    _write(configs / "policies" / "gates.yaml", _policy(load, subject, by_cost=bool(host.tried), on_cpu=host.is_cpu))
     _write(configs / "quantization" / "none.yaml", {"weights": "none"})
     _write(configs / "quantization" / "int8_weight_only.yaml", {"weights": "int8_weight_only"})
     _write(configs / "quantization" / "fp8.yaml", _calibrated("fp8", subject))
@@ -231,7 +231,7 @@ def _write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 def _copy_shipped(configs: Path, subject: Subject) -> None:
     shipped, name = REPOSITORY / "configs", f"{subject.copied}.jsonl"
-    tasks = "demo" if subject is DEMO else "demo-chat"
+    tasks = "demo" if subject.copied == DEMO.copied else "demo-chat"
     shutil.copytree(shipped / "tasks" / tasks, configs / "tasks")
     for directory, copy in (("calibration", "texts.jsonl"), ("workloads", "prompts.jsonl")):
         (configs / directory).mkdir()
@@ -314,9 +314,9 @@ def _target(host: Host, subject: Subject) -> dict[str, Any]:
     }
 
 
-def _policy(load: Load, subject: Subject, *, by_cost: bool) -> dict[str, Any]:
+def _policy(load: Load, subject: Subject, *, by_cost: bool, on_cpu: bool) -> dict[str, Any]:
     accuracy = {"margin": subject.margin, "task_margin": 2 * subject.margin}
-    accuracy |= {"minimum_items": 60 if subject is PRETRAINED else 500}
+    accuracy |= {"minimum_items": 60 if subject.copied == PRETRAINED.copied else 500}
     accuracy |= {"maximum_cut_share": 1.0}  # an answer is one token, or a chat model's that goes on
     return {
         "accuracy": accuracy,
@@ -324,7 +324,7 @@ def _policy(load: Load, subject: Subject, *, by_cost: bool) -> dict[str, Any]:
         "staging": {
             "ready_timeout_seconds": 300,
             "golden_match_fraction": 0.9,
-            "minimum_golden_prompts": 20,
+            "minimum_golden_prompts": 20 if on_cpu else 50,  # as in production.yaml
         },
         "load_test": {
             "service_level": {
