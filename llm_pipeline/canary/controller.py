@@ -310,7 +310,7 @@ class CanaryController:
         self._keep_stable()
         seen = replace(seen, candidate_runs=candidate_runs, stable_runs=stable_runs)
         against = seen.decision is not None and seen.decision.outcome in (Outcome.REGRESSED, Outcome.ANOMALOUS)
-        if against or not candidate_runs:
+        if watches or against or not candidate_runs:
             seen = replace(seen, death=self.slots.engine_death(record.candidate))
         return record, seen, revision
 

@@ -57,7 +57,7 @@ class Seen:
         blind: Why and for how long it cannot be, once that is too long.
         waiting: Requests in flight at the candidate and at stable, where the split is wrong.
         differs: Why the candidate's server does not serve the release, where the step would pass.
-        death: How its engine died, by its server's log, where the traffic or its process speaks against it.
+        death: How its engine died, by its server's log, while it is watched or where its process has ended.
     """
 
     now: float
@@ -220,6 +220,10 @@ class _Turn:
     def _after_look(self, record: CanaryRecord) -> CanaryRecord:
         if (paused := self._unless_drifted(record)) is not None:
             return paused
+        if self.seen.stable_runs and evidence.died_since(self.seen.death, record.began_at):
+            words = f"the candidate's engine died at {record.step_percent:g} %"
+            died = stated(Verdict.NO_GO, words, "candidate's engine")
+            return self._condemn(record, evidence.with_death(died, self.seen.death))
         decision, step = self.seen.decision, tests_of(record).step
         if decision is None or step is None:
             if not self.seen.blind:

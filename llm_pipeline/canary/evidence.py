@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
 from enum import StrEnum
 
 from llm_pipeline.base.records import Frozen
@@ -274,6 +275,14 @@ def with_death(judgement: Judgement, death: str) -> Judgement:
     fact = Evidence(name="candidate's log", verdict=judgement.verdict, measured=1.0, samples=1, detail=death)
     words = f"{judgement.summary}; its log says: {death}"
     return judgement.model_copy(update={"summary": words, "evidence": (*judgement.evidence, fact)})
+
+
+def died_since(death: str, began: float) -> bool:
+    """Whether a line of a server's log about its engine's death has a time, and one since then."""
+    try:
+        return datetime.fromisoformat(death.partition(" ")[0]).timestamp() >= int(began)
+    except ValueError:
+        return False
 
 
 def nobody_answered(percent: float, seconds: float) -> Judgement:

@@ -62,6 +62,10 @@ class HttpSlots(SlotControl):
         process = detached.load(self.record(slot))
         return process is not None and not process.alive
 
+    def engine_death(self, slot: SlotName) -> str:
+        del slot
+        return ""
+
     def answers(self, slot: SlotName) -> bool:
         connection = HTTPConnection("127.0.0.1", self.ports[slot].http, timeout=2)
         try:

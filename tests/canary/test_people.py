@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -229,6 +230,15 @@ def test_a_candidate_whose_engine_died_is_rolled_back_for_that_reason(site, whol
     assert (judgement.verdict, site.weights()) == ("NO_GO", {"blue": 10_000})
     assert judgement.summary.endswith(f"; its log says: {died}")
     assert (judgement.evidence[-1].name, judgement.evidence[-1].detail) == ("candidate's log", died)
+
+
+def test_an_engine_that_died_in_the_canary_ends_it_though_no_request_failed(site) -> None:
+    assert site.step(20).verdict == "GO"
+    died = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} vLLM's engine is dead: its process VLLM::EngineCore has ended"
+    site.deaths = {"green": died}
+    judgement = site.step(50)
+    assert (judgement.verdict, site.weights()) == ("NO_GO", {"blue": 10_000})
+    assert judgement.summary == f"the candidate's engine died at 50 %; its log says: {died}"
 
 
 def test_a_step_that_needs_an_approval_waits_without_traffic_and_begins_with_it(site) -> None:
