@@ -283,7 +283,7 @@ def _strike_candidate(options: argparse.Namespace) -> tuple[str, datetime | None
     deadline = time.monotonic() + _CANARY_SECONDS
     while time.monotonic() < deadline:
         if server := find_server(options.work / "state" / options.name / slot):
-            completed = _completed(server.metrics_url)
+            completed = _completed(server.endpoint.metrics_url)
             if before is None or before[0] != server.pid:
                 before = (server.pid, completed)
             if completed - before[1] >= _COMPLETED:

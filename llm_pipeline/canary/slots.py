@@ -29,7 +29,7 @@ from llm_pipeline.config.release import Drill
 from llm_pipeline.config.server_place import OpenAiSlot, SlotServer
 from llm_pipeline.serving.endpoint_access import active_requests, model_root, once_it_answers
 from llm_pipeline.serving.ports import loopback_endpoint
-from llm_pipeline.serving.repository_links import fetch_links, refuse_other_host
+from llm_pipeline.serving.repository_links import fetch_servable
 from llm_pipeline.serving.server_log import engine_death
 from llm_pipeline.serving.slot_fence import FencingToken, admit, exclusive, newest_token
 from llm_pipeline.serving.triton_server import (
@@ -287,8 +287,7 @@ class TritonSlots(_Slots):
         if self.triton_home is None or self.python is None or isinstance(ports, OpenAiSlot):
             hint = "name an interpreter of this host as the deployment's environment `model`"
             raise ConfigError("servers can only be stopped from here, not started", where=slot, hint=hint)
-        directory = self.store.fetch(repository)
-        refuse_other_host(directory)
+        directory, links = fetch_servable(self.store, repository)
         start_server(
             directory,
             ports,
@@ -297,7 +296,7 @@ class TritonSlots(_Slots):
             state=self._state(slot),
             environment=environment,
             digest=repository.digest,
-            links=fetch_links(directory, self.store),
+            links=links,
             wait_seconds=LONGEST_LOAD_SECONDS,
             token=token,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from jinja2 import TemplateError, nodes
@@ -41,7 +42,7 @@ class ChatTemplate:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
         )
-        environment.filters["tojson"] = _tojson
+        environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # Jinja's own escapes for HTML
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         self._template = None if chat.template is None else environment.from_string(chat.template)
@@ -64,17 +65,6 @@ class ChatTemplate:
             return self._template.render({**self._known, **arguments, **given})
         except Exception as error:  # a template is a program, and fails on what it did not expect
             raise ApiError(f"the chat template refuses this: {error}"[:400], param="messages") from error
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Without the escapes for HTML of Jinja's own filter."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> None:

@@ -19,7 +19,7 @@ from llm_pipeline.base.bounded_http import call
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.loadtest.outcome import ServerUse
-from llm_pipeline.serving.completions import METRICS
+from llm_pipeline.serving.completions import Metrics
 from llm_pipeline.serving.metrics_page import Label, Series, metric_values, parse_metrics
 
 _log = get_logger(__name__)
@@ -69,16 +69,16 @@ def server_use(pages: Sequence[Page], *, read_last: bool = True) -> ServerUse:
         return _whole(next((grown for grown in found if grown is not None), None))
 
     counted = pages if read_last else ()
-    drafts, accepted = total(METRICS.drafts), total(METRICS.accepted)
+    drafts, accepted = total(Metrics.drafts), total(Metrics.accepted)
     utilization, memory = readings(fmean, ["nv_gpu_utilization"]), readings(sum, ["nv_gpu_memory_used_bytes"])
     return ServerUse(
         queue_milliseconds=_queue_milliseconds(pages),
-        active_requests=_whole(max(readings(sum, METRICS.active, _ACTIVE_OF_TENSORRT_LLM), default=None)),
-        kv_cache_fraction=max(readings(max, METRICS.kv_cache, _CACHE_OF_TENSORRT_LLM), default=None),
+        active_requests=_whole(max(readings(sum, Metrics.active, _ACTIVE_OF_TENSORRT_LLM), default=None)),
+        kv_cache_fraction=max(readings(max, Metrics.kv_cache, _CACHE_OF_TENSORRT_LLM), default=None),
         gpu_utilization_fraction=fmean(utilization) if utilization else None,
         gpu_memory_bytes=_whole(max(memory, default=None)),
-        input_tokens=total(METRICS.input_tokens),
-        output_tokens=total(METRICS.output_tokens),
+        input_tokens=total(Metrics.input_tokens),
+        output_tokens=total(Metrics.output_tokens),
         acceptance_length=1 + (accepted or 0) / drafts if drafts else None,
         samples=len(pages),
     )

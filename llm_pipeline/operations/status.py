@@ -382,11 +382,9 @@ def _router(deployment: Deployment, name: str) -> tuple[RouterStatus, RouteState
         condition = "never started"
     elif isinstance(router, StartedRouter):
         condition = router.condition()
-    found = RouterStatus(kind=place.kind, condition=condition, address=place.users_url())
-    if traffic is not None:
-        told = {"told_by": traffic.owner, "candidate": traffic.candidate or "", "standby": traffic.standby or ""}
-        found = found.model_copy(update=told)
-    return found, traffic
+    owner, candidate, standby = (traffic.owner, traffic.candidate, traffic.standby) if traffic else ("", None, None)
+    told = {"told_by": owner, "candidate": candidate or "", "standby": standby or ""}
+    return RouterStatus(kind=place.kind, condition=condition, address=place.users_url(), **told), traffic
 
 
 def is_stopped(servers: Mapping[SlotName, ServerStatus], router: RouterStatus, *, router_is_ours: bool = True) -> bool:

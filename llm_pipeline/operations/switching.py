@@ -119,17 +119,13 @@ def start(place: ServedPlace, opened: Callable[[Pointer], TrafficRouter]) -> Ser
     return serving
 
 
-def stop_production(
-    store: ArtifactStore, deployment: Deployment, place: str, *, drain_seconds: float = DRAIN_SECONDS
-) -> Sequence[str]:
+def stop(place: ServedPlace, *, drain_seconds: float = DRAIN_SECONDS) -> Sequence[str]:
     """Stop what serves users at a place: its router, where that is ours, then its servers. The pointers stay.
 
     A canary there must have ended.
 
     Args:
-        store: The deployment's.
-        deployment: What is stopped is on this host.
-        place: Which of its places.
+        place: With its router as it is, running or not, and of whichever model: what is stopped is on this host.
         drain_seconds: Longest wait for requests in flight; new ones are refused meanwhile.
 
     Returns:
@@ -138,11 +134,6 @@ def stop_production(
     Raises:
         PlaceBusy: Somebody else acts on the place now.
     """
-    return stop(place_as_it_is(store, deployment, "", place), drain_seconds=drain_seconds)
-
-
-def stop(place: ServedPlace, *, drain_seconds: float) -> Sequence[str]:
-    """`stop_production`, by a place's parts, with its router as it is, running or not."""
     with acting(place.store, place.target) as lease:
         token, router, stopped = token_of(lease, place), place.router, []
         if isinstance(router, StartedRouter):  # one of this package; others are left alone
@@ -169,13 +160,13 @@ def stop(place: ServedPlace, *, drain_seconds: float) -> Sequence[str]:
 def end_here(deployment: Deployment, place: str) -> None:
     """End the router and every server of a place of this host, for a tool that has ended whoever acted there.
 
-    As `stop_production` does, where that is possible: a canary that was cut short is ended all the same.
+    As `stop` does, where that is possible: a canary that was cut short is ended all the same.
     """
     state = Path(deployment.state_root) / place
     if not state.is_dir():
         return
     with suppress(PipelineError):
-        stop_production(open_store(deployment.store), deployment, place, drain_seconds=0.0)
+        stop(place_as_it_is(open_store(deployment.store), deployment, "", place), drain_seconds=0.0)
     router = router_here(deployment, place)
     if isinstance(router, StartedRouter):
         router.stop()
@@ -219,7 +210,8 @@ def stop_all(
         model = model_of_release(store, record.release_id) or read_place(store, place).model_id
         roll_back(place_with_router(store, deployment, model, place), by="stop", leaving=record.release_id)
         stopped.append(f"the canary of {record.release_id}")
-    stopped += despite_others(lambda: stop_production(store, deployment, place, drain_seconds=drain_seconds))
+    here = place_as_it_is(store, deployment, "", place)
+    stopped += despite_others(lambda: stop(here, drain_seconds=drain_seconds))
     local = isinstance(deployment.places[place].staging, ServerPorts)
     if local and on_its_way(store, place) is None and stop_staging(store, deployment, place):
         stopped.append("the staging server")

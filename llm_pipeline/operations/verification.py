@@ -22,8 +22,8 @@ from llm_pipeline.operations.status import Health, PlaceStatus, deployment_statu
 from llm_pipeline.serving.endpoint_access import require_served
 from llm_pipeline.serving.repository_links import read_links
 from llm_pipeline.store.artifact_store import ArtifactStore
-from llm_pipeline.store.place_state import Pointer, read_place
-from llm_pipeline.store.references import pointers_of
+from llm_pipeline.store.place_state import read_place
+from llm_pipeline.store.references import Reference, pointers_of
 
 if TYPE_CHECKING:
     from llm_pipeline.canary.router import SlotName
@@ -83,25 +83,23 @@ def _whole(store: ArtifactStore, place: str) -> Iterator[Check]:
     except IntegrityError:  # the status says so
         return
     for reference in pointers_of(place, state):
-        whole = True
-        for verification in verify_reference(store, reference):
-            problem = "; ".join(f"{one.path}: {one.problem}" for one in verification.problems)
-            whole = whole and not problem
-            yield Check(place=place, what=verification.name, problem=problem)
-        if whole:
-            yield from _linked(store, place, str(reference), reference.pointer)
+        checks = list(_verified(store, place, reference))
+        yield from checks
+        if any(check.problem for check in checks):
+            continue
+        try:
+            links = read_links(store.fetch(reference.pointer.repository))
+        except IntegrityError as error:
+            yield Check(place=place, what=f"links of {reference}", problem=error.message)
+            continue
+        for directory, ref in links.items():
+            yield from _verified(store, place, ref, name=f"{reference}, {directory}")
 
 
-def _linked(store: ArtifactStore, place: str, name: str, pointer: Pointer) -> Iterator[Check]:
-    try:
-        links = read_links(store.fetch(pointer.repository))
-    except IntegrityError as error:
-        yield Check(place=place, what=f"links of {name}", problem=error.message)
-        return
-    for directory, ref in links.items():
-        for verification in verify_reference(store, ref):
-            problem = "; ".join(f"{one.path}: {one.problem}" for one in verification.problems)
-            yield Check(place=place, what=f"{name}, {directory}", problem=problem)
+def _verified(store: ArtifactStore, place: str, reference: Reference, name: str = "") -> Iterator[Check]:
+    for verification in verify_reference(store, reference):
+        problem = "; ".join(f"{one.path}: {one.problem}" for one in verification.problems)
+        yield Check(place=place, what=name or verification.name, problem=problem)
 
 
 def _as_status_says(found: PlaceStatus) -> Iterator[Check]:

@@ -79,9 +79,13 @@ class GenerationParameters:
     stop: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+ACTIVE_REQUESTS = "llm_active_requests"
+
+
 class Metrics:
-    """Names of Prometheus metrics of all kinds of servers: those that are there are summed.
+    """Names of Prometheus metrics of our own models in Triton, vLLM, SGLang, TensorRT-LLM and llama.cpp's server.
+
+    Those that are there are summed.
 
     Attributes:
         active: Requests that wait or run.
@@ -93,45 +97,31 @@ class Metrics:
         accepted: Counters of speculated tokens that were right.
     """
 
-    active: tuple[str, ...]
-    cancelled: tuple[tuple[str, tuple[str, str]], ...]
-    input_tokens: tuple[str, ...]
-    output_tokens: tuple[str, ...]
-    kv_cache: tuple[str, ...]
-    drafts: tuple[str, ...]
-    accepted: tuple[str, ...]
-
-
-ACTIVE_REQUESTS = "llm_active_requests"
-"""Of our own models in Triton; the others are those of vLLM, SGLang, TensorRT-LLM and llama.cpp's server."""
-
-METRICS = Metrics(
-    active=(
+    active = (
         ACTIVE_REQUESTS,
         *("vllm:num_requests_running", "vllm:num_requests_waiting"),
         *("sglang:num_running_reqs", "sglang:num_queue_reqs"),
         *("trtllm_num_requests_running", "trtllm_num_requests_waiting"),
         *("llamacpp:requests_processing", "llamacpp:requests_deferred"),
-    ),
-    cancelled=(
+    )
+    cancelled = (
         ("llm_requests_total", ("outcome", "cancelled")),
         ("vllm:request_success_total", ("finished_reason", "abort")),
-    ),
-    input_tokens=(
+    )
+    input_tokens = (
         *("llm_input_tokens_total", "vllm:prompt_tokens_total"),
         *("sglang:prompt_tokens_total", "trtllm_prompt_tokens_total"),
-    ),
-    output_tokens=(
+    )
+    output_tokens = (
         *("llm_tokens_total", "vllm:generation_tokens_total", "sglang:generation_tokens_total"),
         *("trtllm_generation_tokens_total", "llamacpp:tokens_predicted_total"),
-    ),
-    kv_cache=(
+    )
+    kv_cache = (
         *("llm_kv_cache_usage", "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
         *("sglang:token_usage", "trtllm_kv_cache_utilization"),
-    ),
-    drafts=("llm_drafts_total", "vllm:spec_decode_num_drafts_total"),
-    accepted=("llm_accepted_total", "vllm:spec_decode_num_accepted_tokens_total"),
-)
+    )
+    drafts = ("llm_drafts_total", "vllm:spec_decode_num_drafts_total")
+    accepted = ("llm_accepted_total", "vllm:spec_decode_num_accepted_tokens_total")
 
 
 def request_body(asked: GenerationParameters, model: str | None, *, stream: bool) -> dict[str, Any]:
@@ -212,7 +202,7 @@ class CompletionReader:
             self._require_model(chunk["model"])
             text = self._choice(chunk["choices"])
             tokens, input_tokens = self._count(chunk.get("usage"), text)
-        except (ValueError, LookupError, TypeError, AttributeError):
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
             raise _not_an_answer(data) from None
         return Piece(text, tokens, self._reason, input_tokens)
 
@@ -262,10 +252,8 @@ def _decoded(data: bytes) -> dict[str, Any]:
         raise _not_an_answer(data) from None
     if not isinstance(chunk, dict):
         raise _not_an_answer(data)
-    if error := chunk.get("error"):
-        raise ErrorInAnswer(_error_text(error)[:KEPT_CHARACTERS])
     if "error" in chunk:
-        raise ErrorInAnswer("an error without a message")
+        raise ErrorInAnswer(_error_text(chunk["error"] or "an error without a message")[:KEPT_CHARACTERS])
     return chunk
 
 
@@ -274,16 +262,8 @@ def _not_an_answer(data: bytes) -> NotAnAnswer:
 
 
 def _count(value: Any) -> int:
-    """A number of tokens.
-
-    Raises:
-        ValueError: It is negative, huge or not finite.
-        TypeError: It is no number.
-    """
-    try:
-        number = int(value)
-    except OverflowError as error:
-        raise ValueError("not a number of tokens") from error
+    """A number of tokens; raises an error for what is none, negative, huge or not finite."""
+    number = int(value)
     if not 0 <= number <= _MOST_TOKENS:
         raise ValueError("not a number of tokens")
     return number

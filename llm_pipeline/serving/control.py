@@ -11,7 +11,6 @@ No process memory is needed to find or stop a server, so a server whose starter 
 
 from __future__ import annotations
 
-import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,14 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from llm_pipeline.base.adapters import Adapter, adapter
-from llm_pipeline.base.bounded_http import call
-from llm_pipeline.base.errors import ConfigError, Transient
-from llm_pipeline.base.untrusted_text import one_line
+from llm_pipeline.base.errors import Transient
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.server_place import ServerPlace, ServerPorts
 from llm_pipeline.config.target import Target
-from llm_pipeline.serving.completions import header_secrets, without
-from llm_pipeline.serving.endpoint_access import active_requests, refusal_of, tls_context
+from llm_pipeline.serving.endpoint_access import active_requests, answer_at
 from llm_pipeline.serving.ports import loopback_endpoint
 
 if TYPE_CHECKING:
@@ -90,13 +86,11 @@ class StagedServer:
         endpoint: Where it answers.
         digest: Digest of the repository that it was started for.
         ready_seconds: Time from the start to a loaded model; 0 if it is no longer known.
-        pids: The server's processes on this host; empty where it runs elsewhere.
     """
 
     endpoint: Endpoint
     digest: str
     ready_seconds: float = 0.0
-    pids: tuple[int, ...] = ()
 
 
 class ServerControl(Protocol):
@@ -155,15 +149,12 @@ def endpoint_of(place: ServerPlace, *, release_name: str, target_name: str, own_
 
 
 _POLL_SECONDS = 0.1
-_ANSWER_SECONDS = 5.0
-_LONGEST_ANSWER_BYTES = 64 * 1024
-_DENIED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _SILENT_SECONDS = 2.0
 """Longest gap in the metrics during a drain, so that a single missing answer does not end it."""
 
 
-def await_model(endpoint: Endpoint, wait_seconds: float, check: Callable[[], None]) -> float:
-    """Wait until an endpoint's model takes requests; returns the seconds that it took.
+def await_model(endpoint: Endpoint, wait_seconds: float, check: Callable[[], None]) -> None:
+    """Wait until an endpoint's model takes requests.
 
     Args:
         endpoint: Where the server will answer.
@@ -174,15 +165,19 @@ def await_model(endpoint: Endpoint, wait_seconds: float, check: Callable[[], Non
         Transient: The model was not loaded in time.
         ConfigError: A header's variable is not set, the certificates cannot be read, or access is denied.
     """
-    url = f"{endpoint.url.rstrip('/')}/health"
-    headers, tls = endpoint.headers(), tls_context(endpoint)
     started = time.monotonic()
-    while refusal := _refusal(url, headers, tls):
+    while True:
+        try:
+            answer, said = answer_at(endpoint, "/health")
+            if answer.status == HTTPStatus.OK:
+                return
+            refusal = f"HTTP {answer.status}: {said}"
+        except Transient as error:
+            refusal = error.message
         check()
         if time.monotonic() - started > wait_seconds:
             raise Transient(f"the model was not loaded within {wait_seconds:g} s: {refusal}", where=endpoint.url)
         time.sleep(_POLL_SECONDS)
-    return round(time.monotonic() - started, 3)
 
 
 def await_no_requests(endpoint: Endpoint, seconds: float) -> bool:
@@ -195,21 +190,3 @@ def await_no_requests(endpoint: Endpoint, seconds: float) -> bool:
             return False
         time.sleep(_POLL_SECONDS)
     return True
-
-
-def _refusal(url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None) -> str:
-    """Why the model takes no requests yet; empty once it does."""
-    try:
-        answer = call(url, seconds=_ANSWER_SECONDS, headers=headers, tls=tls, longest_bytes=_LONGEST_ANSWER_BYTES)
-    except OSError as error:
-        return f"no server answers: {one_line(without(str(error), header_secrets(headers)))}"
-    if answer.status == HTTPStatus.OK:
-        return ""
-    said = f"HTTP {answer.status}: {refusal_of(answer, headers)}"
-    if answer.status in _DENIED:
-        raise ConfigError(
-            f"the server refuses access: {said}",
-            where=url,
-            hint="name the variable of its key as api_key_variable of the endpoint",
-        )
-    return said

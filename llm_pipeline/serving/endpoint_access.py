@@ -10,7 +10,7 @@ import contextlib
 import json
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ from llm_pipeline.base.bounded_http import HttpAnswer, call
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
 from llm_pipeline.base.untrusted_text import one_line
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.serving.completions import METRICS, MODELS_PATH, header_secrets, refusal_text, shown, without
+from llm_pipeline.serving.completions import MODELS_PATH, Metrics, header_secrets, refusal_text, shown, without
 from llm_pipeline.serving.metrics_page import parse_metrics, whole_sum
 
 
@@ -52,12 +52,7 @@ def active_requests(endpoint: Endpoint, *, seconds: float = 5.0) -> int | None:
     except (OSError, ValueError):
         return None
     page = parse_metrics(answer.text) if answer.status == HTTPStatus.OK else {}
-    return whole_sum(page, *METRICS.active)
-
-
-def refusal_of(answer: HttpAnswer, headers: Mapping[str, str]) -> str:
-    """Why a server refused, in its own words: one short line, without the values of the headers that were sent."""
-    return one_line(shown(refusal_text(answer.body), header_secrets(headers)))
+    return whole_sum(page, *Metrics.active)
 
 
 T = TypeVar("T")
@@ -131,25 +126,37 @@ def once_it_answers(ask: Callable[[Endpoint], T], endpoint: Endpoint, wait_secon
             time.sleep(_POLL_SECONDS)
 
 
+def answer_at(endpoint: Endpoint, path: str) -> tuple[HttpAnswer, str]:
+    """The server's answer, and what it says if that is a refusal: one short line without the secrets that were sent.
+
+    Raises:
+        Transient: Nobody answers there.
+        ConfigError: It does not let us in, a header's variable is not set, or the certificates cannot be read.
+    """
+    url = f"{endpoint.url.rstrip('/')}{path}"
+    headers, tls = endpoint.headers(), tls_context(endpoint)
+    secrets = header_secrets(headers)
+    try:
+        answer = call(url, seconds=_ANSWER_SECONDS, headers=headers, tls=tls, longest_bytes=_LONGEST_ANSWER_BYTES)
+    except (OSError, ValueError) as error:
+        said = one_line(without(str(error), secrets))
+        raise Transient(f"no server answers: {said}", where=url, hint="is it running, and is this its URL?") from None
+    said = one_line(shown(refusal_text(answer.body), secrets))
+    if answer.status in _DENIED:
+        hint = "name its variable as api_key_variable of the endpoint, and set it for the workers"
+        raise ConfigError(f"the server refuses access: HTTP {answer.status}: {said}", where=url, hint=hint)
+    return answer, said
+
+
 def _card(endpoint: Endpoint) -> dict[str, Any]:
     """What the server says of the endpoint's model: the only one, where it names none.
 
     Raises:
-        Transient: Nobody answers there, or the server is not ready.
-        ConfigError: It does not let us in, a header's variable is not set, or the certificates cannot be read.
+        Transient, ConfigError: As `answer_at`; Transient also where it is not ready.
         IntegrityError: It is not a server with OpenAI's API, or has other models.
     """
     url = f"{endpoint.url.rstrip('/')}{MODELS_PATH}"
-    headers, tls = endpoint.headers(), tls_context(endpoint)
-    try:
-        answer = call(url, seconds=_ANSWER_SECONDS, headers=headers, tls=tls, longest_bytes=_LONGEST_ANSWER_BYTES)
-    except (OSError, ValueError) as error:
-        said = without(str(error), header_secrets(headers))
-        raise Transient(f"no server answers: {said}", where=url, hint="is it running, and is this its URL?") from None
-    said = refusal_of(answer, headers)
-    if answer.status in _DENIED:
-        hint = "name its variable as api_key_variable of the endpoint, and set it for the workers"
-        raise ConfigError(f"the server refuses access: {said}", where=url, hint=hint)
+    answer, said = answer_at(endpoint, MODELS_PATH)
     if answer.status in _BUSY:
         raise Transient(f"the server is not ready: HTTP {answer.status}: {said}", where=url)
     models: dict[str, dict[str, Any]] | None = None

@@ -50,27 +50,6 @@ Fact = str | int | float | bool | None
 _CODE = Path(__file__).parent / "models"
 
 
-@dataclass(frozen=True)
-class RepositoryFacts:
-    """Name, size and limits of a model repository that was written.
-
-    Attributes:
-        model: The model's name in Triton.
-        version: Its version.
-        bytes: Size of all files, without what is linked.
-        files: How many.
-        golden_prompts: How many golden prompts it carries.
-        maximum_tokens_per_request: The limit that the server enforces: the target's, or the model's if smaller.
-    """
-
-    model: str
-    version: int
-    bytes: int
-    files: int
-    golden_prompts: int
-    maximum_tokens_per_request: int
-
-
 def write_repository(
     engine: Path,
     golden: Sequence[GoldenPrompt],
@@ -81,7 +60,7 @@ def write_repository(
     engine_ref: ArtifactRef,
     model: str = MODEL_NAME,
     chat_template_arguments: Mapping[str, JsonValue] | None = None,
-) -> RepositoryFacts:
+) -> dict[str, str | int]:
     """Write the model repository of an engine into the new directory `destination`.
 
     Args:
@@ -94,6 +73,10 @@ def write_repository(
         model: The model's name at OpenAI's API.
         chat_template_arguments: What that API hands to the chat template by default.
 
+    Returns:
+        The model's name in Triton and its version; bytes, files and golden prompts, without what is linked; and the
+        limit of tokens that the server enforces: the target's, or the model's if smaller.
+
     Raises:
         IntegrityError: The engine is not one.
         ConfigError: Options of the target do not fit together.
@@ -105,14 +88,14 @@ def write_repository(
     golden_prompts.write_golden(destination, golden)
     (destination / FACTS_FILE).write_text(json.dumps(dict(facts), indent=1, sort_keys=True) + "\n", encoding="utf-8")
     files = [path for path in destination.rglob("*") if path.is_file()]
-    return RepositoryFacts(
-        model=MODEL_NAME,
-        version=MODEL_VERSION,
-        bytes=sum(path.stat().st_size for path in files),
-        files=len(files),
-        golden_prompts=len(golden),
-        maximum_tokens_per_request=packaged.limits.maximum_tokens_per_request,
-    )
+    return {
+        "model": MODEL_NAME,
+        "version": MODEL_VERSION,
+        "repository_bytes": sum(path.stat().st_size for path in files),
+        "files": len(files),
+        "golden_prompts": len(golden),
+        "maximum_tokens_per_request": packaged.limits.maximum_tokens_per_request,
+    }
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import StagingPolicy
 from llm_pipeline.serving.client import NO_ANSWER, Generation, GenerationClient, GenerationRequest, read_body
-from llm_pipeline.serving.completions import METRICS, bad_bodies, reason_in
+from llm_pipeline.serving.completions import Metrics, bad_bodies, reason_in
 from llm_pipeline.serving.endpoint_access import require_model
 from llm_pipeline.serving.metrics_page import Series, parse_metrics, whole_sum
 
@@ -90,7 +90,7 @@ class Served:
 
     async def generated_tokens(self) -> int | None:
         """Tokens that the model has counted as generated so far; None without that metric."""
-        return whole_sum(await self.metrics(), *METRICS.output_tokens)
+        return whole_sum(await self.metrics(), *Metrics.output_tokens)
 
 
 def all_right(name: str, total: int, wrong: Sequence[str]) -> Evidence:
@@ -123,14 +123,14 @@ async def departures_free(served: Served) -> Evidence:
 
     def cancelled(page: dict[Series, float]) -> int | None:
         """Requests that ended as cancelled so far; None when they are not counted."""
-        counters = (whole_sum(page, name, label=label) for name, label in METRICS.cancelled)
+        counters = (whole_sum(page, name, label=label) for name, label in Metrics.cancelled)
         return next((count for count in counters if count is not None), None)
 
     before = await served.metrics()
-    if whole_sum(before, *METRICS.active) is None:
+    if whole_sum(before, *Metrics.active) is None:
         detail = "Without metrics_url this cannot be checked."
         if served.endpoint.metrics_url is not None:
-            detail = f"The page at {served.endpoint.metrics_url} has none of {', '.join(METRICS.active)}."
+            detail = f"The page at {served.endpoint.metrics_url} has none of {', '.join(Metrics.active)}."
         return fact(Verdict.INCONCLUSIVE, detail)
     request = GenerationRequest(served.any_prompt, max(1, served.context * 3 // 4), ignore_eos=True)
     try:
@@ -153,7 +153,7 @@ async def departures_free(served: Served) -> Evidence:
     started = time.perf_counter()
     while True:
         page = await served.metrics()
-        active, seconds = whole_sum(page, *METRICS.active), time.perf_counter() - started
+        active, seconds = whole_sum(page, *Metrics.active), time.perf_counter() - started
         if not active or seconds >= _RELEASE_SECONDS:
             break
         await asyncio.sleep(0.05)
@@ -247,7 +247,7 @@ async def _drawn_twice(served: Served, requests: Sequence[GenerationRequest]) ->
     drawn = [replace(request, temperature=_TEMPERATURE) for request in requests]
     one, other = await served.ask(drawn), await served.ask(drawn)
     if any(not answer.ok for answer in (*one, *other)):
-        counters = ", ".join(METRICS.output_tokens)
+        counters = ", ".join(Metrics.output_tokens)
         detail = f"The server counts no generated tokens ({counters}) and does not sample, so this cannot be checked."
         return _fact(Verdict.INCONCLUSIVE, detail=detail)
     different = sum(left.text != right.text for left, right in zip(one, other, strict=True))
@@ -376,7 +376,7 @@ def _common(prompt: GoldenPrompt, answer: Generation) -> float:
     if not answer.ok:
         return 0.0
     wanted, got = prompt.compared(answer.text, was_cut=answer.finish_reason == "length")
-    return _first_difference(wanted, got) / max(len(wanted), len(got), 1) if wanted != got else 1.0
+    return _alike(wanted, got) / max(len(wanted), len(got), 1) if wanted != got else 1.0
 
 
 def _difference(prompt: GoldenPrompt, answer: Generation) -> str:
@@ -384,12 +384,12 @@ def _difference(prompt: GoldenPrompt, answer: Generation) -> str:
     if not answer.ok:
         return f"{_cut(prompt.prompt)!r} gave {answer.error!r}"
     wanted, got = prompt.compared(answer.text, was_cut=answer.finish_reason == "length")
-    place = _first_difference(wanted, got)
+    place = _alike(wanted, got)
     where = f" from character {place} on" if place else ""
     return f"{_cut(prompt.prompt)!r} gave {_cut(got[place:])!r} instead of {_cut(wanted[place:])!r}{where}"
 
 
-def _first_difference(one: str, other: str) -> int:
+def _alike(one: str, other: str) -> int:
     """How many characters are equal from the start."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (left, right) in pairs if left != right), min(len(one), len(other)))

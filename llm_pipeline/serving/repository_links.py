@@ -80,8 +80,8 @@ def refuse_other_host(repository: Path) -> None:
         engine_description.refuse_other_host(EngineDescription.read(engine))
 
 
-def lay_out_view(store: ArtifactStore, ref: ArtifactRef, view: Path) -> None:
-    """Make a server's view of a model repository: links to verified artifacts, in place of what is there.
+def fetch_servable(store: ArtifactStore, ref: ArtifactRef) -> tuple[Path, dict[str, Path]]:
+    """A verified model repository that fits this host, and what it links to, as `fetch_links` has it.
 
     Raises:
         IntegrityError: The repository, or what it links to, is missing or damaged.
@@ -89,7 +89,15 @@ def lay_out_view(store: ArtifactStore, ref: ArtifactRef, view: Path) -> None:
     """
     repository = store.fetch(ref)
     refuse_other_host(repository)
-    links = fetch_links(repository, store)
+    return repository, fetch_links(repository, store)
+
+
+def lay_out_view(store: ArtifactStore, ref: ArtifactRef, view: Path) -> None:
+    """Make a server's view of a model repository: links to verified artifacts, in place of what is there.
+
+    Raises: As `fetch_servable`.
+    """
+    repository, links = fetch_servable(store, ref)
     link_repository(repository, view, links)
     log.info("the repository is laid out", repository=str(ref), view=str(view), links=len(links))
 

@@ -88,13 +88,9 @@ def admit(place: Path, token: FencingToken) -> None:
                 where=str(place),
                 hint="nothing was started or stopped; the process that took over continues",
             )
-        if token != newest:
-            _remember(place, token)
-
-
-def _remember(place: Path, token: FencingToken) -> None:
-    """Record the token. A full disk must not prevent stopping a server that does harm."""
-    try:
-        replace_durably(place / _FILE, _TOKEN.dump_json(token))
-    except OSError as error:
-        log.warning("cannot record who acts on the slots", place=str(place), reason=str(error), **asdict(token))
+        if token == newest:
+            return
+        try:
+            replace_durably(place / _FILE, _TOKEN.dump_json(token))
+        except OSError as error:  # a full disk must not prevent stopping a server that does harm
+            log.warning("cannot record who acts on the slots", place=str(place), reason=str(error), **asdict(token))

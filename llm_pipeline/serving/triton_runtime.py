@@ -11,9 +11,10 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +25,9 @@ from llm_pipeline.base.directory_listing import refuse_unreadable
 from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.base.offline import OFFLINE
 from llm_pipeline.base.plain_environment import engine_environment
+from llm_pipeline.config.server_place import ServerPorts
 from llm_pipeline.serving.endpoint_access import served_name
+from llm_pipeline.serving.ports import LOOPBACK
 
 _DIRECTORY = Path("/dev/shm")  # noqa: S108 - where the kernel keeps POSIX shared memory
 STUB = "triton_python_backend_stub"
@@ -49,17 +52,19 @@ _HOME, _TEMPORARY = "home", "tmp"
 _OWN_SERVER_VARIABLE = "LLM_PIPELINE_OWN_SERVER"  # see `serving/models/served_model.py`
 _SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 _CUDA_HOME = "/usr/local/cuda"
+_ONE_WORD = re.compile(r"[A-Za-z0-9/._+=:@%,-]+")
+EXIT_SECONDS = 5
 _OF_THE_CONTAINER = ("LD_LIBRARY_PATH", "OPAL_PREFIX", "PATH")
 
 
-def segment_prefix(state: Path) -> str:
+def _segment_prefix(state: Path) -> str:
     """Prefix of a server's segments, from its state directory, so that it is the same after a restart."""
     return f"llm_pipeline_{hashlib.sha256(str(state.resolve()).encode()).hexdigest()[:16]}_"
 
 
-def segments(prefix: str) -> list[Path]:
-    """The segments with this prefix that exist now; a killed server leaves them behind."""
-    return sorted(_DIRECTORY.glob(f"{prefix}*"))
+def segments(state: Path) -> list[Path]:
+    """A server's segments that exist now; a killed server leaves them behind."""
+    return sorted(_DIRECTORY.glob(f"{_segment_prefix(state)}*"))
 
 
 class Launch(NamedTuple):
@@ -247,11 +252,6 @@ def plain_environment_of(python: Path, state: Path) -> dict[str, str]:
     return {**inherited, **own, **OFFLINE}
 
 
-def server_reads(home: TritonHome, interpreter: StubInterpreter) -> tuple[Path, ...]:
-    """The software that a Triton reads: see `confinement`, which denies what is not named."""
-    return (home.server, *filter(None, (home.libraries,)), interpreter.library_directory, *interpreter.places)
-
-
 def _interpreter_facts(python: Path) -> dict[str, Any]:
     try:
         answer = subprocess.run(  # at the root, for it would import what lies in its working directory
@@ -261,6 +261,42 @@ def _interpreter_facts(python: Path) -> dict[str, Any]:
     except (OSError, subprocess.SubprocessError, json.JSONDecodeError) as error:
         raise ConfigError(f"the model interpreter does not run: {error}", where=str(python)) from error
     return facts
+
+
+def prepare_triton(
+    triton_home: Path, python: Path, state: Path, *, ports: ServerPorts, digest: str, models: Sequence[str]
+) -> Launch:
+    """Lay out what a Triton needs beside its view of the repository; what is to be started.
+
+    Raises: As `open_home` and `inspect_interpreter`.
+    """
+    home = open_home(triton_home)
+    interpreter = inspect_interpreter(python, home)
+    prepare_runtime(state, home, interpreter)
+    # The slot's directory as a shell reads it as one word, by which Triton starts the processes of its models. Relative
+    # paths would do, but end those processes; the working directory, below it, is the server's and theirs.
+    named = state if _ONE_WORD.fullmatch(str(state)) else Path("/proc/self/cwd/..")
+    runtime = named / "runtime"
+    command = [
+        str(home.program),
+        f"--id={served_name(digest)}",
+        f"--model-repository={named / 'repository'}",
+        f"--backend-directory={runtime / 'backends'}",
+        f"--cache-directory={runtime / 'caches'}",
+        f"--backend-config=python,shm-region-prefix-name={_segment_prefix(state)}",
+        *(f"--{name}-address={LOOPBACK}" for name in ("http", "grpc", "metrics")),
+        f"--http-port={ports.http}",
+        f"--grpc-port={ports.grpc}",
+        f"--metrics-port={ports.metrics}",
+        "--model-control-mode=explicit",
+        *(f"--load-model={model}" for model in models),
+        "--strict-readiness=false",  # a failed load of one model must not make the server unready for good
+        "--disable-auto-complete-config",
+        f"--exit-timeout-secs={EXIT_SECONDS}",
+        "--log-format=ISO8601",
+    ]
+    software = (home.server, *filter(None, (home.libraries,)), interpreter.library_directory, *interpreter.places)
+    return Launch(command, server_environment(home, interpreter, state), software)
 
 
 def prepare_own_server(command: ServeCommand, python: Path, state: Path, *, port: int, digest: str) -> Launch:

@@ -5,15 +5,16 @@
     stop_server(state, drain_seconds=30)
 
 The state directory holds the pid record, the log, what is being served, and the runtime files of the server. With it
-starts and ends the process that speaks OpenAI's API (`openai_process`). Where the repository names a server that speaks
-it itself, that one is started instead of both (`prepare_own_server`).
+starts and ends the process that speaks OpenAI's API (`llm_pipeline.endpoint`), confined like it. Where the repository
+names a server that speaks it itself, that one is started instead of both (`prepare_own_server`).
 """
 
 from __future__ import annotations
 
-import re
+import os
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
@@ -38,33 +39,25 @@ from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.server_place import ServerPorts
 from llm_pipeline.serving.control import await_no_requests
 from llm_pipeline.serving.endpoint_access import served_name
-from llm_pipeline.serving.openai_process import (
-    openai_failure,
-    openai_has_ended,
-    openai_is_ready,
-    start_openai,
-    stop_openai,
-)
 from llm_pipeline.serving.ports import LOOPBACK, loopback_endpoint, require_free
 from llm_pipeline.serving.server_log import failure_lines, own_failure
 from llm_pipeline.serving.slot_fence import FencingToken, admit, exclusive
 from llm_pipeline.serving.triton_runtime import (
-    Launch,
-    inspect_interpreter,
+    EXIT_SECONDS,
     link_repository,
-    open_home,
     prepare_own_server,
-    prepare_runtime,
-    segment_prefix,
+    prepare_triton,
     segments,
-    server_environment,
-    server_reads,
 )
 
-_EXIT_TIMEOUT_SECONDS = 5
-_GRACE_SECONDS = _EXIT_TIMEOUT_SECONDS + 7.0  # Triton itself needs about 3 s after the last request
+_GRACE_SECONDS = EXIT_SECONDS + 7.0  # Triton itself needs about 3 s after the last request
 SERVER_LOG = "server.log"
-_ONE_WORD = re.compile(r"[A-Za-z0-9/._+=:@%,-]+")
+_OPENAI_RECORD, _OPENAI_LOG = "openai.process.json", "openai.log"
+_INHERITED = ("LANG", "LC_ALL", "PATH", "TZ")
+_OPENAI_GRACE_SECONDS = 3.0
+_CORES_PER_WORKER, _MOST_WORKERS = 4, 4
+_ANSWER_SECONDS = 2.0
+_SHOWN_LINES = 10
 _log = get_logger(__name__)
 
 
@@ -117,11 +110,6 @@ class RunningServer(Frozen):
         return f"http://{LOOPBACK}:{self.ports.http}"
 
     @property
-    def metrics_url(self) -> str:
-        """URL of its Prometheus metrics."""
-        return f"http://{LOOPBACK}:{self.ports.metrics}/metrics"
-
-    @property
     def about(self) -> EndpointDescription:
         """What is said of its model by OpenAI's API."""
         file = self.repository / MODEL_NAME / str(MODEL_VERSION) / ENDPOINT_FILE
@@ -135,14 +123,12 @@ class RunningServer(Frozen):
     @property
     def ready(self) -> bool:
         """Whether the server runs and says that its models are loaded, and OpenAI's API is spoken."""
-        asked = () if self.own_metrics else self.models
+        urls = [] if self.own_metrics else [f"{self.http_url}/v2/models/{model}/ready" for model in self.models]
+        urls.append(f"{self.endpoint.url}/health")
         try:
-            loaded = self.alive and all(
-                call(f"{self.http_url}/v2/models/{model}/ready", seconds=2.0).status == HTTPStatus.OK for model in asked
-            )
+            return self.alive and all(call(url, seconds=_ANSWER_SECONDS).status == HTTPStatus.OK for url in urls)
         except OSError:
             return False
-        return loaded and openai_is_ready(self.ports)
 
 
 def start_server(
@@ -190,9 +176,9 @@ def start_server(
         if token:
             admit(state.parent, token)
         if running := find_server(state):
-            if openai_has_ended(state):
+            if _has_gone(state / _OPENAI_RECORD):
                 _log.error("the process that speaks OpenAI's API has ended: starting it again", slot=state.name)
-                start_openai(state, running.ports, running.repository, running.digest)
+                _start_openai(state, running.ports, running.repository, running.digest)
                 wait_until(lambda: running.ready, wait_seconds)
             same = (running.repository, running.ports, running.environment_digest)
             if same == (repository, ports, environment_digest) and running.ready:
@@ -214,14 +200,7 @@ def start_server(
         if own is not None:
             launch = prepare_own_server(own, python, state, port=ports.openai, digest=digest)
         else:
-            home = open_home(triton_home)
-            interpreter = inspect_interpreter(python, home)
-            prepare_runtime(state, home, interpreter)
-            launch = Launch(
-                _command(home.program, ports, state, digest, models),
-                server_environment(home, interpreter, state),
-                server_reads(home, interpreter),
-            )
+            launch = prepare_triton(triton_home, python, state, ports=ports, digest=digest, models=models)
         start = partial(
             detached.start,
             f"server {state.name}",
@@ -234,7 +213,7 @@ def start_server(
         readable = (*launch.readable, state, repository, *(links or {}).values(), *map(Path, ports.readable))
         process = confined(start, readable, network=True)
         if own is None:
-            start_openai(state, ports, repository, digest)
+            _start_openai(state, ports, repository, digest)
         server = RunningServer(
             repository=repository,
             digest=digest,
@@ -261,7 +240,7 @@ def find_server(state: Path) -> RunningServer | None:
 
 def is_running(state: Path) -> bool:
     """Whether a slot's server runs, also one whose own record says nothing: its process has another."""
-    if openai_has_ended(state):
+    if _has_gone(state / _OPENAI_RECORD):
         return False
     try:
         return find_server(state) is not None
@@ -272,8 +251,7 @@ def is_running(state: Path) -> bool:
 
 def has_ended(state: Path) -> bool:
     """Whether a slot's server is gone without having been stopped."""
-    process = detached.load(state / "process.json")
-    return openai_has_ended(state) or (process is not None and not process.alive)
+    return _has_gone(state / _OPENAI_RECORD) or _has_gone(state / "process.json")
 
 
 def stop_server(state: Path, *, drain_seconds: float = 0, digest: str = "", token: FencingToken | None = None) -> bool:
@@ -317,31 +295,6 @@ def stop_server(state: Path, *, drain_seconds: float = 0, digest: str = "", toke
         return True
 
 
-def _command(program: Path, ports: ServerPorts, state: Path, digest: str, models: Sequence[str]) -> list[str]:
-    # The slot's directory as a shell reads it as one word, by which Triton starts the processes of its models. Relative
-    # paths would do, but end those processes; the working directory, below it, is the server's and theirs.
-    named = state if _ONE_WORD.fullmatch(str(state)) else Path("/proc/self/cwd/..")
-    runtime = named / "runtime"
-    return [
-        str(program),
-        f"--id={served_name(digest)}",
-        f"--model-repository={named / 'repository'}",
-        f"--backend-directory={runtime / 'backends'}",
-        f"--cache-directory={runtime / 'caches'}",
-        f"--backend-config=python,shm-region-prefix-name={segment_prefix(state)}",
-        *(f"--{name}-address={LOOPBACK}" for name in ("http", "grpc", "metrics")),
-        f"--http-port={ports.http}",
-        f"--grpc-port={ports.grpc}",
-        f"--metrics-port={ports.metrics}",
-        "--model-control-mode=explicit",
-        *(f"--load-model={model}" for model in models),
-        "--strict-readiness=false",  # a failed load of one model must not make the server unready for good
-        "--disable-auto-complete-config",
-        f"--exit-timeout-secs={_EXIT_TIMEOUT_SECONDS}",
-        "--log-format=ISO8601",
-    ]
-
-
 def _await_ready(server: RunningServer, state: Path, wait_seconds: float) -> RunningServer:
     started, log = time.monotonic(), server.process.log
     where, hint = str(server.repository), f"the whole log is {log}"
@@ -350,8 +303,9 @@ def _await_ready(server: RunningServer, state: Path, wait_seconds: float) -> Run
         problem: PipelineError | None = None
         if not server.alive:
             problem = ServerFailed(f"the server ended while it started:\n{failure(log)}", where=where, hint=hint)
-        elif openai_has_ended(state):
-            said = f"the process that speaks OpenAI's API ended while it started:\n{openai_failure(state)}"
+        elif _has_gone(state / _OPENAI_RECORD):
+            lines = (state / _OPENAI_LOG).read_text(errors="replace").splitlines()[-_SHOWN_LINES:]
+            said = "\n".join(["the process that speaks OpenAI's API ended while it started:", *lines])
             problem = ServerFailed(said, where=where)
         elif time.monotonic() - started > wait_seconds:
             said = f"the models were not loaded within {wait_seconds:g} s:\n{failure(log)}"
@@ -368,10 +322,41 @@ def _await_ready(server: RunningServer, state: Path, wait_seconds: float) -> Run
 
 def _sweep(state: Path) -> None:
     """End whatever still runs of the slot's last server and remove what it left."""
-    stop_openai(state)
-    if process := detached.load(state / "process.json"):
-        detached.stop(process, grace_seconds=_GRACE_SECONDS)
-    for name in ("process.json", "server.json"):
-        (state / name).unlink(missing_ok=True)
-    for segment in segments(segment_prefix(state)):
+    _end(state / _OPENAI_RECORD, _OPENAI_GRACE_SECONDS)
+    _end(state / "process.json", _GRACE_SECONDS)
+    (state / "server.json").unlink(missing_ok=True)
+    for segment in segments(state):
         segment.unlink(missing_ok=True)
+
+
+def _start_openai(state: Path, ports: ServerPorts, repository: Path, digest: str) -> None:
+    """Start the process that speaks OpenAI's API (`llm_pipeline.endpoint`), confined as its server is."""
+    _end(state / _OPENAI_RECORD, _OPENAI_GRACE_SECONDS)  # one that was killed leaves its workers, which hold the port
+    workers = max(1, min(_MOST_WORKERS, (os.cpu_count() or 1) // _CORES_PER_WORKER))
+    command = [
+        *(sys.executable, "-P", "-m", "llm_pipeline.endpoint"),
+        *("--port", str(ports.openai), "--triton", f"{LOOPBACK}:{ports.http}"),
+        *("--model", str(state / "repository" / MODEL_NAME / str(MODEL_VERSION)), "--root", served_name(digest)),
+        *("--workers", str(workers)),
+    ]
+    environment = {name: os.environ[name] for name in _INHERITED if name in os.environ} | {"HOME": str(state)}
+    log = state / _OPENAI_LOG
+    if log.exists():
+        log.replace(state / "openai.previous.log")
+    start = partial(
+        detached.start, f"endpoint {state.name}", command, state / _OPENAI_RECORD, log=log, environment=environment
+    )
+    confined(start, (state, repository), network=True)
+
+
+def _has_gone(record: Path) -> bool:
+    """Whether a process is gone without having been stopped."""
+    process = detached.load(record)
+    return process is not None and not process.alive
+
+
+def _end(record: Path, grace_seconds: float) -> None:
+    """End a process, if there is one; answers that are being given have a moment."""
+    if process := detached.load(record):
+        detached.stop(process, grace_seconds=grace_seconds)
+    record.unlink(missing_ok=True)

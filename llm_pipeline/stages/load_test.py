@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -156,16 +156,41 @@ def _compared(
         return outcome.model_copy(update={"notes": (*outcome.notes, f"There is no comparison with production: {why}.")})
     from llm_pipeline.loadtest.measure import LoadClient
     from llm_pipeline.loadtest.regression import compare
-    from llm_pipeline.serving.comparison_server import comparison_server
 
-    with ExitStack() as stack:
-        wait = config.staging.ready_timeout_seconds
-        server = comparison_server(context.store, production, **dict(config.comparison), wait_seconds=wait)
-        other = stack.enter_context(LoadClient(stack.enter_context(server)))
-        workload = config.workload
+    workload = config.workload
+    with _served_again(context, config.comparison, production) as endpoint, LoadClient(endpoint) as other:
         facts = compare(client, other, source, config.policy, workload.rate_per_second, seed=workload.seed)
     note = f"It was compared with production, {production}."
     return _with_facts(outcome.model_copy(update={"notes": (*outcome.notes, note)}), facts)
+
+
+@contextmanager
+def _served_again(
+    context: StageContext[LoadTestConfig], place: ComparisonPlace, production: ArtifactRef
+) -> Iterator[Endpoint]:
+    """The version in production, on a second server beside staging for the time of the block.
+
+    A gate never puts load on production itself: its users would pay for it, and their traffic would be in the figures.
+    What a killed comparison left running is stopped by the next one, and by `staging_down`.
+    """
+    from llm_pipeline.serving.repository_links import fetch_servable
+    from llm_pipeline.serving.triton_server import start_server, stop_server
+
+    repository, links = fetch_servable(context.store, production)
+    stop_server(place.state)
+    try:
+        yield start_server(
+            repository,
+            place.ports,
+            triton_home=place.triton_home,
+            python=place.python,
+            state=place.state,
+            digest=production.digest,
+            links=links,
+            wait_seconds=context.config.staging.ready_timeout_seconds,
+        ).endpoint
+    finally:
+        stop_server(place.state)
 
 
 def _probed_again(context: StageContext[LoadTestConfig], outcome: LoadTestOutcome) -> LoadTestOutcome:

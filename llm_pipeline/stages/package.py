@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -77,7 +76,7 @@ def run(context: StageContext[PackageConfig]) -> StageOutput:
     )
     return StageOutput(
         artifacts={"repository": Produced("model_repository", destination)},
-        metrics={("repository_bytes" if name == "bytes" else name): value for name, value in asdict(written).items()},
+        metrics=dict(written),
     )
 
 

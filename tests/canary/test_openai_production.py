@@ -13,8 +13,9 @@ from production_site import POLICY, Production
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.operations.guard import guard_once
+from llm_pipeline.operations.served_place import place_as_it_is
 from llm_pipeline.operations.status import Health, deployment_status
-from llm_pipeline.operations.switching import start_production, stop_production
+from llm_pipeline.operations.switching import start_production, stop
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
@@ -76,7 +77,8 @@ def test_a_release_is_promoted_taken_back_stopped_and_started(
     assert production.weights() == {"blue": 10_000}
     assert production.states() == {"blue": "answers r1", "green": "stopped"}
 
-    assert "the router" in stop_production(production.store, production.deployment, "cpu", drain_seconds=0.0)
+    here = place_as_it_is(production.store, production.deployment, "", "cpu")
+    assert "the router" in stop(here, drain_seconds=0.0)
     assert production.states()["blue"] == "stopped"
     asked = len(servers[0].seen)
     assert start_production(production.store, production.deployment, "cpu").pointer.release_id == "r1"

@@ -20,7 +20,7 @@ from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.demo.releases import Console, Demo
 from llm_pipeline.demo.services import CHAT, TINY, DemoLayout, DemoModel
 from llm_pipeline.release_progress import ReleaseProgress
-from llm_pipeline.serving.triton_runtime import segment_prefix, segments
+from llm_pipeline.serving.triton_runtime import segments
 from llm_pipeline.store import open_store
 
 _REPOSITORY = Path(__file__).parents[2]
@@ -121,7 +121,7 @@ class Site:
         """Segments of this site's servers that exist now."""
         root = Path(self.deployment.state_root)
         states = [root / place / server for place in self.deployment.places for server in SERVERS]
-        return [segment for state in states for segment in segments(segment_prefix(state))]
+        return [segment for state in states for segment in segments(state)]
 
     def listening_ports(self) -> set[int]:
         """Those of this site's ports that something listens on."""

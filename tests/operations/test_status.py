@@ -17,6 +17,7 @@ from llm_pipeline.canary.router import RouteState, all_to
 from llm_pipeline.cli import main
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml
+from llm_pipeline.operations.served_place import place_as_it_is
 from llm_pipeline.operations.status import (
     DeploymentStatus,
     Health,
@@ -29,7 +30,7 @@ from llm_pipeline.operations.status import (
     judge_health,
     not_running,
 )
-from llm_pipeline.operations.switching import start_production, stop_production
+from llm_pipeline.operations.switching import start_production, stop
 from llm_pipeline.store import open_store
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.lease import Lease
@@ -184,9 +185,10 @@ def test_a_place_that_there_is_not_and_a_stop_that_nobody_agreed_to_are_refused(
 
 def test_whoever_moves_traffic_now_is_not_disturbed(deployment, store) -> None:
     with Lease(store, lease_name("cpu")):
-        for act in (start_production, stop_production):
+        here = place_as_it_is(store, deployment, "", "cpu")
+        for act in (lambda: start_production(store, deployment, "cpu"), lambda: stop(here)):
             with pytest.raises(Transient, match="somebody is moving the traffic of cpu now"):
-                act(store, deployment, "cpu")
+                act()
 
 
 def test_a_paused_canary_says_why_since_when_by_whom_and_until_when(deployment, store, capsys) -> None:

@@ -179,7 +179,7 @@ def test_service_monitor_budget_and_workload_select_the_same_pods(variant):
 def test_the_metric_is_one_that_every_served_model_has():
     code = (HERE.parents[1] / "llm_pipeline/serving/models/served_model.py").read_text()
     (metric,) = manifests_of("llama_8b_h100_hpa")["HorizontalPodAutoscaler"]["spec"]["metrics"]
-    assert f'family(name="{metric["pods"]["metric"]["name"]}"' in code
+    assert f'_metrics("{metric["pods"]["metric"]["name"]}"' in code
 
 
 def test_pods_know_who_signs_and_no_key_that_signs():

@@ -114,7 +114,7 @@ def test_the_api_key_is_sent_as_a_bearer_and_shown_nowhere(monkeypatch):
         monkeypatch.setenv("TEST_KEY", wrong := "n0t-the-right-one")
         answer = asked(server, GenerationRequest("a", 2), stream=False, api_key_variable="TEST_KEY")
         assert answer.error == "HTTP 401: Incorrect API key provided: ***"
-        with pytest.raises(ConfigError, match=r"refuses access: Incorrect API key provided: [*]") as refused:
+        with pytest.raises(ConfigError, match=r"refuses access: HTTP 401: Incorrect API key provided: [*]") as refused:
             require_model(endpoint)
         assert wrong not in str(refused.value)
         assert "api_key_variable" in refused.value.hint

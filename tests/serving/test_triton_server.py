@@ -16,7 +16,7 @@ from llm_pipeline.base.bounded_http import call
 from llm_pipeline.base.confinement import landlock_version
 from llm_pipeline.base.errors import ConfigError, Unsupported
 from llm_pipeline.base.waiting import wait_until
-from llm_pipeline.serving.triton_runtime import segment_prefix, segments
+from llm_pipeline.serving.triton_runtime import segments
 from llm_pipeline.serving.triton_server import ServerFailed, SlotBusy, find_server, stop_server
 
 pytestmark = pytest.mark.slow
@@ -48,12 +48,12 @@ def test_a_started_server_answers_is_found_again_and_leaves_nothing_when_stopped
     assert find_server(slot.state) == slot.start() == server
     said = json.loads(call(f"{server.http_url}/v2", seconds=5).text)
     assert said["name"] == "llm_pipeline:" + "d" * 64
-    assert segments(segment_prefix(slot.state)), "its shared memory carries its own prefix"
+    assert segments(slot.state), "its shared memory carries its own prefix"
     slot.stop()
     assert find_server(slot.state) is None
     assert not server.alive
     assert group(server.pid) == []
-    assert segments(segment_prefix(slot.state)) == []
+    assert segments(slot.state) == []
     assert files(repository) == before, "the repository is an artifact: not even bytecode is added"
 
 
@@ -95,7 +95,7 @@ def test_a_model_that_raises_at_its_load_shows_the_exception_and_the_slot_starts
         slot.start()
     assert "model.py" in str(failure.value), "and where it was raised"
     assert find_server(slot.state) is None
-    assert segments(segment_prefix(slot.state)) == []
+    assert segments(slot.state) == []
     model.write_text(code)
     assert slot.start().ready
 
@@ -125,7 +125,7 @@ def test_a_model_reads_nothing_beside_its_repository_and_the_software(slot, repo
 def test_a_killed_server_leaves_orphans_that_the_next_start_removes(slot):
     server = slot.start()
     stubs = [pid for pid in group(server.pid) if pid != server.pid]
-    left = segments(segment_prefix(slot.state))
+    left = segments(slot.state)
     os.kill(server.pid, signal.SIGKILL)
     os.waitpid(server.pid, 0)
     assert find_server(slot.state) is None
@@ -144,7 +144,7 @@ def test_stopping_one_slot_does_not_touch_anothers_shared_memory(slot, tmp_path,
     try:
         other.start()
         stop_server(other.state)
-        assert segments(segment_prefix(slot.state))
+        assert segments(slot.state)
         assert ask(one.ports.http, "still here", 2)["text_output"] == " still here"
     finally:
         other.stop()

@@ -91,9 +91,9 @@ def test_the_engine_says_what_it_holds_while_it_works(batcher):
     batcher.submit("a", [1], 4, ignore_eos=True)
     seen = []
     while not any(output.finish_reason for output in batcher.outputs(30.0)):
-        seen.append(batcher.cache_usage)
+        seen.append(batcher.load["cache_usage"])
     assert set(seen) <= {0.25}
-    assert (batcher.waiting, batcher.preemptions, batcher.cache_usage) == (3, 1, 0.0)
+    assert (batcher.load["waiting"], batcher.load["preemptions"]) == (3, 1)
 
 
 def test_of_a_cancelled_request_nothing_more_is_heard(batcher):

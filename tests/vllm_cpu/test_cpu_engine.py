@@ -95,7 +95,7 @@ def test_speculation_by_ngrams_changes_no_answer_and_is_counted(source):
     prompts = [tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
     with batcher_of(source) as plain:
         wanted = [answered(plain, prompt, 40, ignore_eos=True) for prompt in prompts]
-        assert (plain.drafts, plain.accepted) == (0, 0)
+        assert (plain.load["drafts"], plain.load["accepted"]) == (0, 0)
     with batcher_of(source, variant) as speculating:
         assert [answered(speculating, prompt, 40, ignore_eos=True) for prompt in prompts] == wanted
-        assert 0 < speculating.accepted <= 3 * speculating.drafts
+        assert 0 < speculating.load["accepted"] <= 3 * speculating.load["drafts"]

@@ -40,6 +40,4 @@ class LocalControl:
 
 
 def _staged(server: RunningServer) -> StagedServer:
-    return StagedServer(
-        endpoint=server.endpoint, digest=server.digest, ready_seconds=server.ready_seconds, pids=(server.pid,)
-    )
+    return StagedServer(server.endpoint, server.digest, server.ready_seconds)

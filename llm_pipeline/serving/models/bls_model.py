@@ -58,7 +58,7 @@ class TritonPythonModel:
             try:
                 self._answer(request, sender)
             except base.RefusedError as refusal:
-                base.send(sender, base.error_answer(refusal))
+                base.refuse(sender, refusal)
             except engine_call.CallError as error:
                 base.send(sender, pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), error.code)))
             else:

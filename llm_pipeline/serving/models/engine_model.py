@@ -48,7 +48,7 @@ class TritonPythonModel(served_model.ServedModel):
         self._port = engine_call.server_port()
         self._stopping = threading.Event()
         self._threads = ThreadPoolExecutor(self._limits.accepted, thread_name_prefix="request")
-        pb_utils.Logger.log_info(f"llm: tokenizer loaded, end tokens {self._ends}, {self._limits}{self._drill}")
+        pb_utils.Logger.log_info(f"llm: tokenizer loaded, end tokens {self._ends}, {self._about}")
 
     def execute(self, requests: list[Any]) -> None:
         """Check and queue requests; every answer goes through its response sender."""
@@ -65,16 +65,17 @@ class TritonPythonModel(served_model.ServedModel):
     def _accept(self, request: Any, sender: Any) -> Live:
         asked, prompt = self.read(request, self._codec.encode, self._codec.decode, self._codec.size())
         reply = self.reply_to(asked, sender, len(prompt))
-        return Live(reply=reply, asked=asked, prompt=prompt, seed=self._drill.seen)
+        return Live(reply=reply, asked=asked, prompt=prompt, seed=self._seen)
 
     # The request's thread
 
     def _answer(self, live: Live) -> None:
         try:
-            self._stopping.wait(self._drill.delay_seconds)
+            self._stopping.wait(self._delay_seconds)
             self._generate(live)
         except engine_call.CallError as error:
-            self.end(live, refusal_of(error))
+            unavailable = error.code == pb_utils.TritonError.UNAVAILABLE
+            self.end(live, base.unavailable(str(error)) if unavailable else base.failure(str(error)))
         except Exception as error:  # noqa: BLE001 - whatever the called model throws ends this request and no other
             pb_utils.Logger.log_error(f"llm: a request failed: {error!r}")
             self.end(live, base.failure(f"the engine failed: {error}"))
@@ -136,12 +137,3 @@ class TritonPythonModel(served_model.ServedModel):
                 inputs["runtime_top_k"] = np.array([[chosen["top_k"]]], np.int32)
             inputs["seed"] = np.array([[chosen.get("seed", live.seed) % 2**64]], np.uint64)
         return inputs
-
-
-def refusal_of(error: engine_call.CallError) -> base.RefusedError:
-    """A refusal of the engine's model is passed on; a failure there is a failure of this model."""
-    if error.code == pb_utils.TritonError.UNAVAILABLE:
-        return base.unavailable(str(error))
-    if error.code == pb_utils.TritonError.INVALID_ARG:
-        return base.invalid(str(error))
-    return base.failure(str(error))

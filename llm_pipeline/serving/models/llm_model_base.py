@@ -17,7 +17,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import json
-import os
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -28,7 +27,6 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-DRILL_VARIABLE = "LLM_PIPELINE_DRILL"
 DEFAULT_OUTPUT_TOKENS = 16
 MAXIMUM_STOP_WORDS = 8
 MAXIMUM_LOGPROBS = 20
@@ -101,32 +99,10 @@ class Limits:
     maximum_queued_requests: int
     kv_cache_blocks: int
 
-    @staticmethod
-    def from_parameters(parameters: dict[str, str]) -> Limits:
-        """Read the limits; a missing one raises KeyError, which fails the load."""
-        return Limits(**{name: int(parameters[name]) for name in Limits.__dataclass_fields__})
-
     @property
     def accepted(self) -> int:
         """Requests that may wait or run at a time."""
         return self.maximum_sequences + self.maximum_queued_requests
-
-
-@dataclass
-class Drill:
-    """An injected fault for drills: `{"delay_milliseconds": 0}` in the environment."""
-
-    delay_seconds: float = 0.0
-    seen: int = 0
-
-    @staticmethod
-    def from_environment() -> Drill:
-        """The drill of this process; none without the variable."""
-        document = json.loads(os.environ.get(DRILL_VARIABLE) or "{}")
-        return Drill(float(document.get("delay_milliseconds", 0)) / 1e3)
-
-    def __str__(self) -> str:
-        return f", DRILL {self!r}" if os.environ.get(DRILL_VARIABLE) else ""
 
 
 @dataclass(frozen=True)
@@ -288,12 +264,6 @@ class Text:
         return 0
 
 
-def parameters(args: dict[str, str]) -> dict[str, str]:
-    """The parameters of `config.pbtxt`, from the arguments of `initialize`."""
-    configured = json.loads(args["model_config"])["parameters"]
-    return {name: value["string_value"] for name, value in configured.items()}
-
-
 def refuse_parameters(request: Any) -> None:
     """Refuse what would choose other tokens, and is no input of this model."""
     asked = sorted(NOT_INPUTS.intersection(json.loads(request.parameters() or "{}")))
@@ -333,28 +303,6 @@ def likelihood(token: bytes, logprob: float | None, top: Sequence[tuple[bytes, f
     }
 
 
-def answer(
-    text: str,
-    tokens: int,
-    finish_reason: str,
-    *,
-    input_tokens: int = 0,
-    logprobs: Sequence[dict[str, Any]] | None = None,
-) -> Any:
-    """One response of the served model; without `input_tokens` where that is 0."""
-    thread = threading.get_ident()
-    tensors = [
-        _output("text_output", text),
-        _shared_output("output_tokens", tokens, thread) if tokens <= FEW_TOKENS else _output("output_tokens", tokens),
-        _shared_output("finish_reason", finish_reason, thread),
-    ]
-    if input_tokens:
-        tensors.append(_output("input_tokens", input_tokens))
-    if logprobs is not None:
-        tensors.append(_output("logprobs", json.dumps(logprobs, separators=(",", ":"))))
-    return pb_utils.InferenceResponse(tensors)
-
-
 def _output(name: str, value: int | str) -> Any:
     array = np.array([value], np.int32) if isinstance(value, int) else np.array([value.encode()], dtype=object)
     return pb_utils.Tensor(name, array)
@@ -378,10 +326,10 @@ def keep(*objects: Any) -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
 
 
-def error_answer(refusal: RefusedError) -> Any:
-    """A response that carries an error, whose text says its kind: over HTTP Triton answers 400 to each."""
-    text = f"{refusal.outcome}: {refusal}"
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError(text, refusal.code))
+def refuse(sender: Any, refusal: RefusedError) -> None:
+    """Send an error, whose text says its kind, as the last response: over HTTP Triton answers 400 to each."""
+    error = pb_utils.TritonError(f"{refusal.outcome}: {refusal}", refusal.code)
+    send(sender, pb_utils.InferenceResponse(error=error))
 
 
 def send(sender: Any, response: Any, *, last: bool = True) -> None:
@@ -446,19 +394,20 @@ class Reply:
         """Send the last response to a client that has left, or whose server stops."""
         self._send("", "cancelled")
 
-    def refuse(self, refusal: RefusedError) -> None:
-        """The last response is an error."""
-        send(self.sender, error_answer(refusal))
-
     def _send(self, piece: str, finish_reason: str) -> None:
-        response = answer(
-            self.echoed + piece,
-            self.unsent_tokens,
-            finish_reason,
-            input_tokens=self.input_tokens,
-            logprobs=self.logprobs,
-        )
-        send(self.sender, response, last=bool(finish_reason))
+        tokens, thread = self.unsent_tokens, threading.get_ident()
+        outputs = [
+            _output("text_output", self.echoed + piece),
+            _shared_output("output_tokens", tokens, thread)
+            if tokens <= FEW_TOKENS
+            else _output("output_tokens", tokens),
+            _shared_output("finish_reason", finish_reason, thread),
+        ]
+        if self.input_tokens:
+            outputs.append(_output("input_tokens", self.input_tokens))
+        if self.logprobs is not None:
+            outputs.append(_output("logprobs", json.dumps(self.logprobs, separators=(",", ":"))))
+        send(self.sender, pb_utils.InferenceResponse(outputs), last=bool(finish_reason))
         self.unsent_tokens = self.input_tokens = 0
         self.echoed, self.logprobs = "", None if self.logprobs is None else []
 

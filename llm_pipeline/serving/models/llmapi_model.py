@@ -56,7 +56,7 @@ class TritonPythonModel(served_model.ServedModel):
         self._thread.start()
         self._watcher = asyncio.run_coroutine_threadsafe(self._watch(), self._loop)
         seconds = time.monotonic() - started
-        pb_utils.Logger.log_info(f"llm: engine loaded in {seconds:.2f} s, {self._limits}{self._drill}")
+        pb_utils.Logger.log_info(f"llm: engine loaded in {seconds:.2f} s, {self._about}")
 
     def execute(self, requests: list[Any]) -> None:
         """Check and queue requests; every answer goes through its response sender."""
@@ -89,7 +89,7 @@ class TritonPythonModel(served_model.ServedModel):
     def _accept(self, request: Any, sender: Any) -> Live:
         asked, prompt = self.read(request, self._encode, self._llm.tokenizer.decode, self._vocabulary)
         reply = self.reply_to(asked, sender, len(prompt))
-        return Live(reply=reply, asked=asked, prompt=prompt, seed=self._drill.seen)
+        return Live(reply=reply, asked=asked, prompt=prompt, seed=self._seen)
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
         return list(self._llm.tokenizer.encode(text, add_special_tokens=special))
@@ -110,7 +110,7 @@ class TritonPythonModel(served_model.ServedModel):
             self.end(live, base.failure(f"the engine failed: {error}"))
 
     async def _generate(self, live: Live) -> None:
-        await asyncio.sleep(self._drill.delay_seconds)
+        await asyncio.sleep(self._delay_seconds)
         live.result = self._llm.generate_async(live.prompt, self._sampling(live), streaming=True)
         characters = tokens = 0
         async for output in live.result:

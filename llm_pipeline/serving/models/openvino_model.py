@@ -183,7 +183,7 @@ class TritonPythonModel(served_model.ServedModel):
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
         seconds = time.monotonic() - started
-        pb_utils.Logger.log_info(f"llm: engine loaded in {seconds:.2f} s, {self._limits}{self._drill}")
+        pb_utils.Logger.log_info(f"llm: engine loaded in {seconds:.2f} s, {self._about}")
 
     def execute(self, requests: list[Any]) -> None:
         """Check and queue requests; every answer goes through its response sender."""
@@ -212,7 +212,7 @@ class TritonPythonModel(served_model.ServedModel):
             asked=asked,
             prompt=prompt,
             generation=self._generation(asked),
-            not_before=time.monotonic() + self._drill.delay_seconds,
+            not_before=time.monotonic() + self._delay_seconds,
             is_scored=is_scored,
         )
 
@@ -228,7 +228,7 @@ class TritonPythonModel(served_model.ServedModel):
             setattr(config, name, asked.sampling[name])
         if asked.temperature > 0:
             config.do_sample, config.temperature = True, asked.temperature
-            config.rng_seed = asked.sampling.get("seed", self._drill.seen) % 2**32  # all that its generator takes
+            config.rng_seed = asked.sampling.get("seed", self._seen) % 2**32  # all that its generator takes
         if asked.json_schema:
             config.structured_output_config = genai.StructuredOutputConfig(json_schema=asked.json_schema)
             self._schemas = self._schemas or SchemaCheck(self._tokenizer, self._vocabulary)

@@ -111,11 +111,8 @@ class Batcher:
     Attributes:
         tokenizer: The checkpoint's.
         facts: Version, blocks of the KV cache, and how the weights were read, as the engine reported them.
-        waiting: Requests in vLLM's queue.
+        load: What it reported last: `Load` of its process.
         is_running: The engine is alive.
-        preemptions: Requests that lost their place in vLLM's batch, since the engine started.
-        drafts: Steps of requests with speculated tokens, since then.
-        accepted: Speculated tokens that were right, since then.
     """
 
     def __init__(self, checkpoint: Path, settings: Settings) -> None:
@@ -167,8 +164,8 @@ class Batcher:
         self._channel, self._lines = ours, ours.makefile("rb")
 
     def _load(self) -> None:
-        self.waiting = self.preemptions = self.drafts = self.accepted = 0
-        self._cache_usage, self._live = 0.0, set[str]()
+        self.load: dict[str, Any] = {"cache_usage": 0.0, "waiting": 0}
+        self._live = set[str]()
         self._outbox: queue.SimpleQueue[list[Output]] = queue.SimpleQueue()
         self._sending = threading.Lock()
         arguments = {**self._settings.arguments, "model": self._checkpoint.name}
@@ -181,19 +178,9 @@ class Batcher:
         threading.Thread(target=self._read, args=(self._lines, self._outbox), name="vllm", daemon=True).start()
 
     @property
-    def longest(self) -> int:
-        """Most tokens of a prompt and its answer."""
-        return int(self._settings.arguments["max_model_len"])
-
-    @property
     def blocks(self) -> int:
         """Number of blocks of the KV cache."""
         return int(self.facts["blocks"])
-
-    @property
-    def cache_usage(self) -> float:
-        """Share of the cache that holds tokens of live requests, from 0 to 1."""
-        return self._cache_usage if self._live else 0.0
 
     def fits(self, tokens: int) -> bool:
         """Whether an empty cache could hold a prompt and its answer."""
@@ -267,7 +254,7 @@ class Batcher:
         try:
             for line in lines:
                 message = json.loads(line)
-                self._cache_usage, self.waiting, self.preemptions, self.drafts, self.accepted = message["state"]
+                self.load = message["load"]
                 outbox.put([Output(*output) for output in message["outputs"]])
         except (OSError, ValueError):
             pass  # it was stopped, or ended in the middle of a line

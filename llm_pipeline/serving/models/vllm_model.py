@@ -90,7 +90,7 @@ class TritonPythonModel(served_model.ServedModel):
         self._thread = threading.Thread(target=self._serve, name="answers", daemon=True)
         self._thread.start()
         seconds = time.monotonic() - started
-        pb_utils.Logger.log_info(f"llm: engine loaded in {seconds:.2f} s, {self._limits}{self._drill}")
+        pb_utils.Logger.log_info(f"llm: engine loaded in {seconds:.2f} s, {self._about}")
 
     def execute(self, requests: list[Any]) -> None:
         """Check and queue requests; every answer goes through its response sender."""
@@ -152,7 +152,7 @@ class TritonPythonModel(served_model.ServedModel):
             reply=self.reply_to(asked, sender, len(prompt)),
             asked=asked,
             prompt=prompt,
-            not_before=time.monotonic() + self._drill.delay_seconds,
+            not_before=time.monotonic() + self._delay_seconds,
         )
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
@@ -179,16 +179,9 @@ class TritonPythonModel(served_model.ServedModel):
             self._take(output)
         self._deliver()
         self._cancel_abandoned()
-        engine = self._batcher
-        self._metrics.engine_load(
-            engine.cache_usage,
-            last=not self._running,
-            waiting=len(self._waiting) + engine.waiting,
-            preemptions=engine.preemptions,
-            drafts=engine.drafts,
-            accepted=engine.accepted,
-        )
-        if not engine.is_running and not self._stopping:
+        load = {**self._batcher.load, "waiting": len(self._waiting) + self._batcher.load["waiting"]}
+        self._metrics.engine_load(**load if self._running else load | {"cache_usage": 0.0}, last=not self._running)
+        if not self._batcher.is_running and not self._stopping:
             self._start_again("its thread ended")
 
     def _seconds_to_wait(self) -> float:
@@ -279,5 +272,5 @@ class TritonPythonModel(served_model.ServedModel):
                 self._batcher.start()
             except (RuntimeError, MemoryError) as error:
                 self._broken, self._stopping = True, True
-                self._places.close()
+                self._metrics.close()
                 pb_utils.Logger.log_error(f"llm: the engine cannot be restarted: {error!r}")

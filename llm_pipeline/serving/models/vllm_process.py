@@ -7,7 +7,7 @@ library and vLLM. Triton's stub cannot hold the engine: vLLM starts processes by
 is not, and an engine that dies must not take the served model with it.
 
 The first line that comes holds the settings. Then come `{"submit": name, "prompt": [...], ...}` and
-`{"cancel": name}`; `{"ready": {...}}` or `{"failed": why}` goes back once, then lines of `outputs`, each with the state
+`{"cancel": name}`; `{"ready": {...}}` or `{"failed": why}` goes back once, then lines of `outputs`, each with the load
 of the engine. The process ends when the other side closes the socket, or as soon as a process of the engine has died.
 """
 
@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ COMPLETE = "stop", "length"
 
 
 @dataclass
-class State:
+class Load:
     """The load that the engine reported last.
 
     Attributes:
@@ -69,7 +69,7 @@ class Engine:
     llm: Any
     writer: asyncio.StreamWriter
     end_tokens: list[int]
-    state: State
+    load: Load
     tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     outbox: list[list[Any]] = field(default_factory=list)
 
@@ -129,8 +129,7 @@ class Engine:
     def _flush(self) -> None:
         """Send what all requests got of a step in one line."""
         outputs, self.outbox = self.outbox, []
-        state = self.state
-        line = {"outputs": outputs, "state": list(astuple(state))}
+        line = {"outputs": outputs, "load": asdict(self.load)}
         self.writer.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
 
@@ -172,46 +171,46 @@ def _rank(item: tuple[int, Any]) -> int:
     return int(item[1].rank)
 
 
-def _state_logger(state: State) -> type:
+def _load_logger(load: Load) -> type:
     """A logger class for vLLM, which calls it after each step."""
     from vllm.v1.metrics.loggers import StatLoggerBase
 
-    class StateLogger(StatLoggerBase):  # type: ignore[misc]  # vLLM is not here where types are checked
+    class LoadLogger(StatLoggerBase):  # type: ignore[misc]  # vLLM is not here where types are checked
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
             """Take vLLM's arguments; none is needed."""
 
         def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
             if scheduler_stats is not None:
-                state.cache_usage = float(scheduler_stats.kv_cache_usage)
-                state.waiting = int(scheduler_stats.num_waiting_reqs)
+                load.cache_usage = float(scheduler_stats.kv_cache_usage)
+                load.waiting = int(scheduler_stats.num_waiting_reqs)
                 if (speculation := getattr(scheduler_stats, "spec_decoding_stats", None)) is not None:
-                    state.drafts += int(speculation.num_drafts)
-                    state.accepted += int(speculation.num_accepted_tokens)
+                    load.drafts += int(speculation.num_drafts)
+                    load.accepted += int(speculation.num_accepted_tokens)
             if iteration_stats is not None:
-                state.preemptions += int(iteration_stats.num_preempted_reqs)
+                load.preemptions += int(iteration_stats.num_preempted_reqs)
 
         def log_engine_initialized(self) -> None:
             """Log nothing."""
 
-    return StateLogger
+    return LoadLogger
 
 
 async def serve(channel: socket.socket) -> None:
     """Load the engine that the first line asks for, and serve until the other side is gone."""
     reader, writer = await asyncio.open_connection(sock=channel, limit=LONGEST_LINE)
-    state = State()
+    load = Load()
     try:
         from vllm import AsyncEngineArgs  # while the other side reads its tokenizer
         from vllm.v1.engine.async_llm import AsyncLLM
 
         settings = json.loads(await reader.readline())
         arguments = AsyncEngineArgs(**settings["arguments"], disable_log_stats=True)
-        llm = AsyncLLM.from_engine_args(arguments, stat_loggers=[_state_logger(state)])
+        llm = AsyncLLM.from_engine_args(arguments, stat_loggers=[_load_logger(load)])
     except Exception as error:
         writer.write(json.dumps({"failed": f"{type(error).__name__}: {error}"}).encode() + b"\n")
         await writer.drain()
         raise
-    engine = Engine(llm, writer, settings["end_tokens"], state)
+    engine = Engine(llm, writer, settings["end_tokens"], load)
     gc.collect()
     stopping = threading.Event()
     threading.Thread(target=_end_with_engine, args=(stopping,), daemon=True).start()

@@ -44,7 +44,7 @@ class FaultyServer:
 
     def completed_requests(self) -> int:
         """Requests that were answered to their end, as the model's own metric says."""
-        with urllib.request.urlopen(self.server.metrics_url, timeout=10) as answer:
+        with urllib.request.urlopen(self.endpoint.metrics_url, timeout=10) as answer:
             lines = answer.read().decode().splitlines()
         return sum(int(float(line.rsplit(" ", 1)[1])) for line in lines if 'outcome="completed"' in line)
 

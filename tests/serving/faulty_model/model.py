@@ -87,13 +87,13 @@ class TritonPythonModel(served_model.ServedModel):
             try:
                 self._take(request, sender)
             except base.RefusedError as refusal:
-                self._metrics.ended(refusal.outcome)
-                base.send(sender, base.error_answer(refusal))
+                self._metrics.refused(refusal.outcome)
+                base.refuse(sender, refusal)
 
     def finalize(self) -> None:
         with self._condition:
             self._stopping = True
-            self._places.close()
+            self._metrics.close()
             self._condition.notify()
         self._thread.join(base.SHUTDOWN_SECONDS)
 
@@ -103,13 +103,14 @@ class TritonPythonModel(served_model.ServedModel):
         asked = base.Inputs.read(request, self._limits)
         if asked.prompt.startswith(ORDER):
             self._fault, self._known = Fault(**json.loads(asked.prompt.removeprefix(ORDER))), set()
-            base.send(sender, base.answer("ok", 1, "stop", input_tokens=1))
+            reply = self.reply_to(asked, sender, 1)
+            reply.flush(reply.add("ok", 1, "stop"))
             return
         input_tokens = len(asked.prompt.split())
         asked = asked.with_room(input_tokens, self._limits)
         live = self._live_request(asked, sender, input_tokens)
         with self._condition:
-            self._places.take(input_tokens)
+            self._metrics.take(input_tokens)
             self._inbox.append(live)
             self._condition.notify()
 
@@ -183,7 +184,7 @@ class TritonPythonModel(served_model.ServedModel):
             return
         if hit == "error":
             self._forget(live, "failed")
-            live.reply.refuse(base.failure("CUDA error: an illegal memory access was encountered"))
+            base.refuse(live.reply.sender, base.failure("CUDA error: an illegal memory access was encountered"))
             return
         if hit == "stall":
             live.hit, live.not_before = "", now + self._fault.seconds
@@ -202,4 +203,4 @@ class TritonPythonModel(served_model.ServedModel):
 
     def _forget(self, live: Live, outcome: str) -> None:
         self._live.remove(live)
-        self._places.free(outcome)
+        self._metrics.free(outcome)

@@ -62,7 +62,7 @@ def post(
 
 def metric(server: RunningServer, name: str) -> float:
     """The first sample of a metric."""
-    with urllib.request.urlopen(server.metrics_url, timeout=5) as answer:
+    with urllib.request.urlopen(server.endpoint.metrics_url, timeout=5) as answer:
         lines = answer.read().decode().splitlines()
     return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
 
