@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -26,6 +25,7 @@ from typing import Any
 import kubernetes_programs
 import pytest
 import urllib3
+from free_ports import free_ports
 
 Document = dict[str, Any]
 
@@ -170,7 +170,7 @@ def kubernetes_server() -> Iterator[KubernetesServer]:
 
 
 def _started(directory: Path, processes: list[subprocess.Popen[bytes]]) -> KubernetesServer:
-    store_port, peer_port, port = _free_ports(3)
+    store_port, peer_port, port = free_ports(3)
     store, peers = f"http://127.0.0.1:{store_port}", f"http://127.0.0.1:{peer_port}"
     server = KubernetesServer(f"https://127.0.0.1:{port}", directory)
     key, certificate = str(directory / "server.key"), str(server.certificate)
@@ -220,12 +220,3 @@ def _alive(processes: list[subprocess.Popen[bytes]], directory: Path) -> bool:
             name = Path(process.args[2]).name  # type: ignore[index]
             raise AssertionError(f"{name} ended: {(directory / f'{name}.log').read_text()[-3000:]}")
     return True
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that are free now, all at once."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports

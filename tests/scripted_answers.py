@@ -1,4 +1,4 @@
-"""An HTTP server that answers each path as a test says, and tells what it was asked."""
+"""An HTTP server that answers each path as a test says."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-Answers = Mapping[str, tuple[int, str]] | Callable[[str], tuple[int, str]]
+Answers = Mapping[str, tuple[int, str]] | Callable[[str, bytes], tuple[int, str]]
 
 
 @contextmanager
-def answering(answers: Answers, asked: list[str] | None = None) -> Iterator[str]:
-    """Serve status and body by path, 404 for others, until the block ends; paths that were asked are added."""
+def answering(answers: Answers) -> Iterator[str]:
+    """Serve status and body by path (and what was sent), 404 for others, until the block ends."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            if asked is not None:
-                asked.append(self.path)
-            status, body = answers(self.path) if callable(answers) else answers.get(self.path, (404, "{}"))
+            said = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            status, body = answers(self.path, said) if callable(answers) else answers.get(self.path, (404, "{}"))
             self.send_response(status)
             self.send_header("Content-Length", str(len(body.encode())))
             self.end_headers()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import sys
 from pathlib import Path
 
@@ -20,18 +19,11 @@ from llm_pipeline.operations.doctor import Check, airflow_pools, examine
 sys.path.insert(0, str(Path(__file__).parent))
 
 from deployment_here import place_document
+from free_ports import free_ports
 from openai_server import OpenAiDouble
 
 TRITON = Path(__file__).parents[1] / ".envs" / "triton"
 MODEL = "org/model"
-
-
-def free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return ports
 
 
 @pytest.fixture

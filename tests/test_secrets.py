@@ -22,7 +22,7 @@ import time
 import traceback
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ from llm_pipeline.store import open_store
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from free_ports import free_ports
 from local_hub import safetensors_bytes, serve_local_hub
 from secret_traces import ProcessWatch, forms, search
 from signing_keys import signing_with_new_keys
@@ -140,12 +141,6 @@ def scene(tmp_path_factory: pytest.TempPathFactory, s3_server: Any) -> Iterator[
             scene = Scene(left, watch)
             Parts(scene, hub.endpoint, s3_server, place).run()
         yield scene
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [probe.getsockname()[1] for probe in probes]
 
 
 @contextmanager
@@ -249,7 +244,7 @@ class Parts:
         self.scene.attempt("store with credentials in its URI", lambda: open_store(STORE_WITH_CREDENTIALS))
 
     def _router(self) -> None:
-        ports = iter(_free_ports(10))
+        ports = iter(free_ports(10))
         place = EnvoyPlace(port=next(ports), admin_port=next(ports))
         names = ("http", "grpc", "metrics", "openai")
         servers = {slot: ServerPorts(**{name: next(ports) for name in names}) for slot in ("blue", "green")}

@@ -172,9 +172,7 @@ class GenerationClient:
             aiohttp.ClientError: No server answers.
         """
         answer = await self._post(request, stream=True)
-        if answer.status != HTTPStatus.OK:
-            answer.release()
-            raise aiohttp.ClientResponseError(answer.request_info, (), status=answer.status)
+        answer.raise_for_status()
         return answer
 
     async def _post(self, request: GenerationRequest, *, stream: bool) -> aiohttp.ClientResponse:

@@ -143,31 +143,30 @@ def inspect_interpreter(python: Path, home: TritonHome) -> StubInterpreter:
         if installed is None:
             raise ConfigError("there is no python3 on PATH, and the server's python models run in it", where="PATH")
         python = Path(installed)
-    facts = _interpreter_facts(python.absolute())
+    python, where = python.absolute(), str(python)
+    facts = _interpreter_facts(python)
+    libraries = Path(facts["library_directory"] or "/nonexistent")
+    found = StubInterpreter(python, facts["version"], libraries, tuple(map(Path, facts["places"])))
     if home.libraries is None:
-        places = tuple(map(Path, facts["places"]))
-        return StubInterpreter(python, facts["version"], Path(facts["library_directory"]), places)
-    where = str(python)
+        return found
     if not (python.parent / "python3").exists():
         raise ConfigError("its directory has no python3, which the stub looks for", where=where)
-    library_directory = Path(facts["library_directory"] or "/nonexistent")
-    if not facts["library"] or not (library_directory / facts["library"]).exists():
+    if not facts["library"] or not (libraries / facts["library"]).exists():
         raise Unsupported(
-            f"this interpreter has no shared libpython in {library_directory}",
+            f"this interpreter has no shared libpython in {libraries}",
             where=where,
             hint="use a Python built with --enable-shared (Debian's, conda's, or pyenv with "
             "PYTHON_CONFIGURE_OPTS=--enable-shared)",
         )
-    if not (home.server / "python_backend_stubs" / facts["version"] / STUB).exists():
-        raise Unsupported(f"this Triton has no python stub for {facts['version']}", where=where, hint="use 3.11")
+    if not (home.server / "python_backend_stubs" / found.version / STUB).exists():
+        raise Unsupported(f"this Triton has no python stub for {found.version}", where=where, hint="use 3.11")
     if facts["numpy"] is None or int(facts["numpy"].split(".")[0]) >= 2:  # noqa: PLR2004 - numpy's major version
         raise Unsupported(
             f"numpy is {facts['numpy'] or 'missing'}: Triton 2.51's stub dies at the first string request on numpy 2",
             where=where,
             hint="install numpy==1.26.4 there (fixed upstream by python_backend pull request 384)",
         )
-    places = tuple(map(Path, facts["places"]))
-    return StubInterpreter(python.absolute(), facts["version"], library_directory, places)
+    return found
 
 
 def prepare_runtime(state: Path, home: TritonHome, interpreter: StubInterpreter) -> None:

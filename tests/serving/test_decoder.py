@@ -53,9 +53,3 @@ def test_a_decoder_gives_the_tokenizers_own_text(decoder_of, kind):
     for tokens in ([], [0], [2, 0], [0, 1, 2, ENDING], [ENDING, 1]):
         whole = own.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         assert decode(tokens) == whole
-
-
-def test_only_a_tokenizer_that_adds_nothing_is_passed_by(decoder_of):
-    plain, special = tokenizer(PreTrainedTokenizerFast), tokenizer(Truncating)
-    assert decoder_of(plain).func == plain.backend_tokenizer.decode
-    assert decoder_of(special).func == special.decode

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from scripted_answers import answering
 
 from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError
 from llm_pipeline.config.endpoint import Endpoint
@@ -29,41 +27,18 @@ ANSWERS = Path(__file__).parent / "openai_answers"
 MOVED = "/moved"
 
 
-@contextmanager
-def replaying(answers: dict[str, str]) -> Iterator[str]:
-    """The URL of a server that gives these answers; after a stream it closes the connection without a word."""
+def replaying(answers: dict[str, str]) -> AbstractContextManager[str]:
+    """The URL of a server that gives these answers."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def answer(path: str, asked: bytes) -> tuple[int, str]:
+        if path.startswith(MOVED):
+            return 308, "<html>308 Permanent Redirect</html>"
+        if asked:
+            return 200, answers["stream" if json.loads(asked)["stream"] else "whole"]
+        name = path.rpartition("/")[2]
+        return (200, answers[name]) if name in answers else (404, "Not Found")
 
-        def do_GET(self) -> None:
-            if self.path.startswith(MOVED):
-                self._answer("<html>308 Permanent Redirect</html>", "text/html", 308)
-                return
-            name = self.path.rpartition("/")[2]
-            self._answer(answers.get(name, "Not Found"), "application/json", 200 if name in answers else 404)
-
-        def do_POST(self) -> None:
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            kind = "text/event-stream" if asked["stream"] else "application/json"
-            self._answer(answers["stream" if asked["stream"] else "whole"], kind, 200)
-            if asked["stream"]:
-                self.close_connection = True
-
-        def _answer(self, text: str, kind: str, status: int) -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(text.encode())))
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        def log_message(self, *args: object) -> None:
-            """Say nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    return answering(answer)
 
 
 def recorded(name: str) -> dict[str, Any]:

@@ -198,7 +198,8 @@ def test_an_interpreter_without_a_shared_libpython_is_refused_before_the_start(s
     fake = tmp_path / "bin" / "python3"
     fake.parent.mkdir()
     fake.write_text(
-        '#!/bin/sh\necho \'{"version": "3.11", "library_directory": "/usr/lib", "library": "", "numpy": "1.26.4"}\'\n'
+        '#!/bin/sh\necho \'{"version": "3.11", "library_directory": "/usr/lib", "library": "", "numpy": null, '
+        '"places": []}\'\n'
     )
     fake.chmod(0o755)
     with pytest.raises(Unsupported, match="no shared libpython"):

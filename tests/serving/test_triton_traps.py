@@ -1,7 +1,6 @@
 """What Triton (2.51) does and nobody expects, so that our answers to it stay needed: a newer server may fail these.
 
-Kept elsewhere: a version that does not load beside others and a dead model under traffic
-(`control/test_model_versions.py`), live requests and orphans at a stop (`test_triton_server.py`,
+Kept elsewhere: live requests and orphans at a stop (`test_triton_server.py`,
 `packaged/test_served_model.py`), errors and cut streams under HTTP 200 (`test_client.py`, and with the warm-up that a
 first stream needs, `../loadtest/test_faulty_servers.py`), numpy 2 (`test_triton_server.py`).
 """
@@ -10,16 +9,13 @@ import asyncio
 import base64
 import json
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
-import tritonclient.grpc as grpcclient
 
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import StagingPolicy
@@ -33,41 +29,27 @@ from faulty_server import MODEL_PYTHON, TRITON_HOME, FaultyServer, faulty_server
 pytestmark = pytest.mark.slow
 
 
-def tensor(name: str, kind: str = "TYPE_STRING") -> dict[str, object]:
-    return {"name": name, "data_type": kind, "dims": [1]}
-
-
-ENSEMBLE_INPUTS = ("text_input", "max_tokens", "stream", "ignore_eos")
+KINDS = {"text_input": "STRING", "max_tokens": "INT64", "stream": "BOOL", "ignore_eos": "BOOL"}
 ENSEMBLE = {
     "name": "ensemble",
     "platform": "ensemble",
     "max_batch_size": 0,
-    "input": [
-        tensor("text_input"),
-        tensor("max_tokens", "TYPE_INT64"),
-        tensor("stream", "TYPE_BOOL"),
-        tensor("ignore_eos", "TYPE_BOOL"),
-    ],
-    "output": [tensor("text_output")],
+    "input": [{"name": name, "data_type": f"TYPE_{kind}", "dims": [1]} for name, kind in KINDS.items()],
+    "output": [{"name": "text_output", "data_type": "TYPE_STRING", "dims": [1]}],
     "ensemble_scheduling": {
         "step": [
             {
-                "model_name": "llm",
-                "model_version": -1,
-                "input_map": {name: name for name in ENSEMBLE_INPUTS},
+                "model_name": "llm", "model_version": -1, "input_map": {name: name for name in KINDS},
                 "output_map": {"text_output": "text_output"},
             }
         ]
     },
-}
+}  # fmt: skip
 BROKEN_CONFIG = {
-    "name": "broken",
-    "backend": "python",
-    "max_batch_size": 0,
+    "name": "broken", "backend": "python", "max_batch_size": 0, "instance_group": [{"kind": "KIND_CPU", "count": 1}],
     "input": [{"name": "x", "data_type": "TYPE_INT32", "dims": [1]}],
     "output": [{"name": "y", "data_type": "TYPE_INT32", "dims": [1]}],
-    "instance_group": [{"kind": "KIND_CPU", "count": 1}],
-}
+}  # fmt: skip
 BROKEN_CODE = b"""
 class TritonPythonModel:
     def initialize(self, args):
@@ -135,27 +117,9 @@ def leave_over_http(served: FaultyServer, model: str) -> None:
     asyncio.run(leave())
 
 
-def leave_over_grpc(served: FaultyServer) -> None:
-    first = threading.Event()
-    client = grpcclient.InferenceServerClient(f"127.0.0.1:{served.server.ports.grpc}")
-    client.start_stream(lambda **_: first.set())
-    text, tokens = np.array([LONG["text_input"].encode()], np.object_), np.array([LONG["max_tokens"]], np.int64)
-    arrays = {"text_input": ("BYTES", text), "max_tokens": ("INT64", tokens)}
-    arrays |= {name: ("BOOL", np.array([True])) for name in ("stream", "ignore_eos")}
-    inputs = []
-    for name, (kind, array) in arrays.items():
-        inputs.append(grpcclient.InferInput(name, [1], kind))
-        inputs[-1].set_data_from_numpy(array)
-    client.async_stream_infer("llm", inputs)
-    assert first.wait(60)
-    client.stop_stream(cancel_requests=True)
-    client.close()
-
-
-def test_a_client_that_leaves_is_noticed_over_http_and_grpc(served):
+def test_a_client_that_leaves_is_noticed(served):
     served.order("slow", factor=10)  # so that the slowest client has left before the last token
     assert cancelled(served, lambda: leave_over_http(served, "llm")) == 1
-    assert cancelled(served, lambda: leave_over_grpc(served)) == 1
     served.order()
 
 

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from free_ports import server_ports
 from openai_server import CONTEXT, KEY, OpenAiDouble
 
 from llm_pipeline.base.records import ArtifactRef
@@ -38,16 +38,6 @@ SEARCH = {
 }
 
 
-def free_ports() -> dict[str, int]:
-    sockets = [socket.socket() for _ in range(4)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    numbers = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return dict(zip(("http", "grpc", "metrics", "openai"), numbers, strict=True))
-
-
 def run_stage(root: Path, stage: str, config: dict[str, Any], **inputs: ArtifactRef) -> StageResult | StageFailure:
     request = StageRequest(
         release_id="r1", stage=stage, subject="cpu", config=config, inputs=inputs, store=f"file://{root}/store",
@@ -60,7 +50,8 @@ class Release:
     """One release's requests."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.state, self.ports, self.comparison_ports = root, root / "slot", free_ports(), free_ports()
+        self.root, self.state = root, root / "slot"
+        self.ports, self.comparison_ports = server_ports().by_name(), server_ports().by_name()
         self.store = open_store(f"file://{root}/store")
         prompts = root / "prompts"
         prompts.mkdir()

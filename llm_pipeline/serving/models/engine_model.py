@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,13 +27,6 @@ else:
     import served_model
 
 ENGINE_MODEL = "tensorrt_llm"
-
-
-@dataclass(eq=False, kw_only=True)
-class Live(base.Live):
-    """One request from its acceptance to its last response."""
-
-    seed: int
 
 
 class TritonPythonModel(served_model.ServedModel):
@@ -62,14 +54,14 @@ class TritonPythonModel(served_model.ServedModel):
 
     # Triton's thread
 
-    def _accept(self, request: Any, sender: Any) -> Live:
+    def _accept(self, request: Any, sender: Any) -> base.Live:
         asked, prompt = self.read(request, self._codec.encode, self._codec.decode, self._codec.size())
         reply = self.reply_to(asked, sender, len(prompt))
-        return Live(reply=reply, asked=asked, prompt=prompt, seed=self._seen)
+        return base.Live(reply=reply, asked=asked, prompt=prompt, seed=self._seen)
 
     # The request's thread
 
-    def _answer(self, live: Live) -> None:
+    def _answer(self, live: base.Live) -> None:
         try:
             self._stopping.wait(self._delay_seconds)
             self._generate(live)
@@ -80,7 +72,7 @@ class TritonPythonModel(served_model.ServedModel):
             pb_utils.Logger.log_error(f"llm: a request failed: {error!r}")
             self.end(live, base.failure(f"the engine failed: {error}"))
 
-    def _generate(self, live: Live) -> None:
+    def _generate(self, live: base.Live) -> None:
         call = engine_call.EngineCall(self._port, ENGINE_MODEL, self._inputs(live))
         for outputs in call:
             if self._stopping.is_set() or live.reply.client_left():
@@ -94,14 +86,14 @@ class TritonPythonModel(served_model.ServedModel):
                 return
         self._deliver(live, [], "stop")
 
-    def _reason(self, live: Live, tokens: list[int]) -> str:
+    def _reason(self, live: base.Live, tokens: list[int]) -> str:
         """Why the answer ends with these tokens, which the engine does not report; empty if it goes on."""
         if not live.asked.ignore_eos and tokens and tokens[-1] in self._ends:
             return "stop"
         complete = len(live.window.tokens) + len(tokens) >= live.asked.maximum_tokens
         return "length" if complete else ""
 
-    def _deliver(self, live: Live, tokens: list[int], finish_reason: str) -> bool:
+    def _deliver(self, live: base.Live, tokens: list[int], finish_reason: str) -> bool:
         """Send what may be sent of new tokens; returns whether the answer is complete."""
         self._metrics.generated(len(tokens))
         live.window.tokens += tokens
@@ -112,7 +104,7 @@ class TritonPythonModel(served_model.ServedModel):
         live.reply.flush(reason)
         return bool(reason)
 
-    def _inputs(self, live: Live) -> dict[str, Any]:
+    def _inputs(self, live: base.Live) -> dict[str, Any]:
         asked = live.asked
         inputs = {
             "input_ids": np.array([live.prompt], np.int32),

@@ -418,6 +418,7 @@ class Live:
 
     Attributes:
         prompt: Its tokens.
+        seed: Of what is drawn, where the request names none.
         not_before: When a drill lets it begin, by `time.monotonic()`.
         unread_tokens: Of the window, those whose text was not yet taken.
     """
@@ -425,6 +426,7 @@ class Live:
     reply: Reply
     asked: Inputs
     prompt: list[int]
+    seed: int = 0
     not_before: float = 0.0
     window: TokenWindow = field(default_factory=TokenWindow)
     unread_tokens: int = 0

@@ -37,7 +37,6 @@ CANCELLATION_SECONDS = 0.1
 class Live(base.Live):
     """One request from its acceptance to its last response."""
 
-    seed: int
     task: asyncio.Task[None] | None = None
     result: Any = None
 
