@@ -11,23 +11,18 @@ No process memory is needed to find or stop a server, so a server whose starter 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from llm_pipeline.base.adapters import Adapter, adapter
-from llm_pipeline.base.errors import Transient
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.server_place import ServerPlace, ServerPorts
 from llm_pipeline.config.target import Target
-from llm_pipeline.serving.endpoint_access import active_requests, answer_at
 from llm_pipeline.serving.ports import loopback_endpoint
 
 if TYPE_CHECKING:
-    from llm_pipeline.config.endpoint import Endpoint
     from llm_pipeline.serving.kubernetes_manifests import ServedRelease
 
 
@@ -146,47 +141,3 @@ def endpoint_of(place: ServerPlace, *, release_name: str, target_name: str, own_
         return loopback_endpoint(place, own_metrics)
     given: Endpoint | None = getattr(place, "endpoint", None)
     return given or adapter("server_controls", place.kind).endpoint(place, release_name, target_name)
-
-
-_POLL_SECONDS = 0.1
-_SILENT_SECONDS = 2.0
-"""Longest gap in the metrics during a drain, so that a single missing answer does not end it."""
-
-
-def await_model(endpoint: Endpoint, wait_seconds: float, check: Callable[[], None]) -> None:
-    """Wait until an endpoint's model takes requests.
-
-    Args:
-        endpoint: Where the server will answer.
-        wait_seconds: Longest wait.
-        check: Called before each wait; raises if the model cannot become ready any more.
-
-    Raises:
-        Transient: The model was not loaded in time.
-        ConfigError: A header's variable is not set, the certificates cannot be read, or access is denied.
-    """
-    started = time.monotonic()
-    while True:
-        try:
-            answer, said = answer_at(endpoint, "/health")
-            if answer.status == HTTPStatus.OK:
-                return
-            refusal = f"HTTP {answer.status}: {said}"
-        except Transient as error:
-            refusal = error.message
-        check()
-        if time.monotonic() - started > wait_seconds:
-            raise Transient(f"the model was not loaded within {wait_seconds:g} s: {refusal}", where=endpoint.url)
-        time.sleep(_POLL_SECONDS)
-
-
-def await_no_requests(endpoint: Endpoint, seconds: float) -> bool:
-    """Wait up to `seconds` until no request is in flight; returns whether none is. False without metrics."""
-    reported_at = started = time.monotonic()
-    while (active := active_requests(endpoint)) != 0:
-        now = time.monotonic()
-        reported_at = reported_at if active is None else now
-        if now - started >= seconds or now - reported_at >= _SILENT_SECONDS or endpoint.metrics_url is None:
-            return False
-        time.sleep(_POLL_SECONDS)
-    return True

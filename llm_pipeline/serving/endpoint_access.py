@@ -1,4 +1,4 @@
-"""What a client needs to access an endpoint (TLS), which repository it serves, and its metrics.
+"""What a client needs to access an endpoint (TLS), which repository it serves, whether it is ready, and its metrics.
 
 Our own servers state their repository's digest as the root of their model (`GET /v1/models`). Somebody else's must have
 the model that the endpoint names, and the golden outputs show whether that is the release's model.
@@ -124,6 +124,48 @@ def once_it_answers(ask: Callable[[Endpoint], T], endpoint: Endpoint, wait_secon
             if time.monotonic() >= deadline:
                 raise
             time.sleep(_POLL_SECONDS)
+
+
+def await_model(endpoint: Endpoint, wait_seconds: float, check: Callable[[], None]) -> None:
+    """Wait until an endpoint's model takes requests.
+
+    Args:
+        endpoint: Where the server will answer.
+        wait_seconds: Longest wait.
+        check: Called before it is asked; raises if the model cannot become ready any more.
+
+    Raises:
+        Transient: The model was not loaded in time.
+        ConfigError: A header's variable is not set, the certificates cannot be read, or access is denied.
+    """
+
+    def loaded(endpoint: Endpoint) -> None:
+        check()
+        answer, said = answer_at(endpoint, "/health")
+        if answer.status != HTTPStatus.OK:
+            raise Transient(f"HTTP {answer.status}: {said}")
+
+    try:
+        once_it_answers(loaded, endpoint, wait_seconds)
+    except Transient as error:
+        words = f"the model was not loaded within {wait_seconds:g} s: {error.message}"
+        raise Transient(words, where=endpoint.url) from None
+
+
+_SILENT_SECONDS, _DRAIN_POLL_SECONDS = 2.0, 0.1
+"""Longest gap in the metrics during a drain, so that a single missing answer does not end it."""
+
+
+def await_no_requests(endpoint: Endpoint, seconds: float) -> bool:
+    """Wait up to `seconds` until no request is in flight; returns whether none is. False without metrics."""
+    reported_at = started = time.monotonic()
+    while (active := active_requests(endpoint)) != 0:
+        now = time.monotonic()
+        reported_at = reported_at if active is None else now
+        if now - started >= seconds or now - reported_at >= _SILENT_SECONDS or endpoint.metrics_url is None:
+            return False
+        time.sleep(_DRAIN_POLL_SECONDS)
+    return True
 
 
 def answer_at(endpoint: Endpoint, path: str) -> tuple[HttpAnswer, str]:

@@ -14,6 +14,7 @@ import secrets
 import statistics
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any
@@ -484,8 +485,7 @@ async def _refusal_fault(served: Served, body: bytes) -> str:
         return f"no answer at all ({type(error).__name__})"
     if answer.status < HTTPStatus.BAD_REQUEST:
         return f"HTTP {answer.status}"
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        return f"HTTP {answer.status} without a reason"
-    return "" if reason_in(document) else f"HTTP {answer.status} without a reason"
+    with suppress(ValueError, RecursionError):
+        if reason_in(json.loads(text)):
+            return ""
+    return f"HTTP {answer.status} without a reason"

@@ -37,8 +37,7 @@ from llm_pipeline.base.records import Frozen
 from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.server_place import ServerPorts
-from llm_pipeline.serving.control import await_no_requests
-from llm_pipeline.serving.endpoint_access import served_name
+from llm_pipeline.serving.endpoint_access import await_no_requests, served_name
 from llm_pipeline.serving.ports import LOOPBACK, loopback_endpoint, require_free
 from llm_pipeline.serving.server_log import failure_lines, own_failure
 from llm_pipeline.serving.slot_fence import FencingToken, admit, exclusive

@@ -10,11 +10,10 @@ import base64
 import json
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from llm_pipeline.base.verdict import Verdict
@@ -66,12 +65,9 @@ def served(tmp_path_factory) -> Iterator[FaultyServer]:
 
 
 def ask(served: FaultyServer, path: str, body: object = None) -> tuple[int, str]:
-    data = None if body is None else json.dumps(body).encode()
-    try:
-        with urllib.request.urlopen(f"{served.server.http_url}{path}", data, timeout=10) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
+    method, content = ("GET", None) if body is None else ("POST", json.dumps(body))
+    answer = httpx.request(method, f"{served.server.http_url}{path}", content=content, timeout=10)
+    return answer.status_code, answer.text
 
 
 def load(served: FaultyServer, config: dict[str, object], code: bytes) -> tuple[int, str]:
@@ -81,8 +77,7 @@ def load(served: FaultyServer, config: dict[str, object], code: bytes) -> tuple[
 
 
 def metric(served: FaultyServer, name: str, labels: str = "") -> float:
-    with urllib.request.urlopen(served.endpoint.metrics_url, timeout=5) as answer:
-        lines = answer.read().decode().splitlines()
+    lines = httpx.get(served.endpoint.metrics_url, timeout=5).text.splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name) and labels in line)
 
 

@@ -16,14 +16,8 @@ from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.labels import LABEL_PREFIX
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.serving.control import (
-    Candidate,
-    StagedServer,
-    StagingSlot,
-    await_model,
-    await_no_requests,
-    endpoint_of,
-)
+from llm_pipeline.serving.control import Candidate, StagedServer, StagingSlot, endpoint_of
+from llm_pipeline.serving.endpoint_access import await_model, await_no_requests
 from llm_pipeline.serving.kubernetes_manifests import (
     INSTANCE_LABEL,
     render_manifests,

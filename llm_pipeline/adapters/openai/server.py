@@ -13,8 +13,8 @@ from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.base.json_document import find_record
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.serving.control import Candidate, StagedServer, StagingSlot, await_no_requests
-from llm_pipeline.serving.endpoint_access import once_it_answers, require_model
+from llm_pipeline.serving.control import Candidate, StagedServer, StagingSlot
+from llm_pipeline.serving.endpoint_access import await_no_requests, once_it_answers, require_model
 from llm_pipeline.serving.slot_fence import exclusive
 from llm_pipeline.serving.triton_server import SlotBusy
 

@@ -9,8 +9,8 @@ import pytest
 from llm_pipeline.adapters.openai.adapter import OpenAiServer
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient, Unsupported
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.serving.control import Candidate, ServerControl, await_no_requests, endpoint_of, open_control
-from llm_pipeline.serving.endpoint_access import active_requests
+from llm_pipeline.serving.control import Candidate, ServerControl, endpoint_of, open_control
+from llm_pipeline.serving.endpoint_access import active_requests, await_no_requests
 from llm_pipeline.serving.triton_server import SlotBusy
 
 sys.path.insert(0, str(Path(__file__).parents[2]))

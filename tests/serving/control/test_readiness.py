@@ -9,7 +9,7 @@ from scripted_answers import answering
 
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.serving.control import await_model
+from llm_pipeline.serving.endpoint_access import await_model
 
 SECRET = '5esame"0pen'
 

@@ -6,11 +6,11 @@ import json
 import os
 import signal
 import sys
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import psutil
 
 from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
@@ -38,14 +38,13 @@ class FaultyServer:
     def order(self, kind: str = "", **how: float) -> None:
         """Give the server a fault, or none; its counters start again."""
         prompt = f"#fault {json.dumps({'kind': kind, **how})}"
-        body = json.dumps({"text_input": prompt, "max_tokens": 1}).encode()
-        with urllib.request.urlopen(f"{self.server.http_url}/v2/models/llm/generate", body, timeout=10) as answer:
-            assert json.load(answer)["text_output"] == "ok"
+        body = {"text_input": prompt, "max_tokens": 1}
+        answer = httpx.post(f"{self.server.http_url}/v2/models/llm/generate", json=body, timeout=10)
+        assert answer.json()["text_output"] == "ok"
 
     def completed_requests(self) -> int:
         """Requests that were answered to their end, as the model's own metric says."""
-        with urllib.request.urlopen(self.endpoint.metrics_url, timeout=10) as answer:
-            lines = answer.read().decode().splitlines()
+        lines = httpx.get(self.endpoint.metrics_url, timeout=10).text.splitlines()
         return sum(int(float(line.rsplit(" ", 1)[1])) for line in lines if 'outcome="completed"' in line)
 
     def kill_model(self) -> None:

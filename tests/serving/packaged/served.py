@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from typing import Any
+
+import httpx
 
 from llm_pipeline.config.target import EngineLimits, Target
 from llm_pipeline.serving.client import Generation, GenerationClient, GenerationRequest
@@ -51,19 +51,14 @@ def post(
     server: RunningServer, body: dict[str, Any] | bytes, *, model: str = "llm", verb: str = "generate"
 ) -> tuple[int, str]:
     """Status and text of a plain HTTP call."""
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    request = urllib.request.Request(f"{server.http_url}/v2/models/{model}/{verb}", data)
-    try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
+    content = body if isinstance(body, bytes) else json.dumps(body)
+    answer = httpx.post(f"{server.http_url}/v2/models/{model}/{verb}", content=content, timeout=30)
+    return answer.status_code, answer.text
 
 
 def metric(server: RunningServer, name: str) -> float:
     """The first sample of a metric."""
-    with urllib.request.urlopen(server.endpoint.metrics_url, timeout=5) as answer:
-        lines = answer.read().decode().splitlines()
+    lines = httpx.get(server.endpoint.metrics_url, timeout=5).text.splitlines()
     return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
 
 

@@ -6,11 +6,10 @@ import json
 import shlex
 import shutil
 import subprocess
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import httpx
 import pytest
 from free_ports import free_ports, server_ports
 from test_openai_endpoint import CONTEXT, HELLO, MODEL, openai, version  # noqa: F401 - a fixture
@@ -90,12 +89,9 @@ def test_a_stream_is_read_to_its_end_by_the_router(place, client) -> None:
 
 @pytest.mark.parametrize("path", ["v1/chat/completions", "v1/completions", "v2/models/llm/generate"])
 def test_json_that_would_end_a_parser_is_refused_and_everybody_else_is_served(place, client, path: str) -> None:
-    request = urllib.request.Request(
-        f"{place.config.router.users_url()}/{path}", b"[" * 200_000, {"Content-Type": "application/json"}
-    )
-    with pytest.raises(urllib.error.HTTPError) as raised:
-        urllib.request.urlopen(request, timeout=30)
-    assert raised.value.code == 400
+    json_type = {"Content-Type": "application/json"}
+    url = f"{place.config.router.users_url()}/{path}"
+    assert httpx.post(url, content=b"[" * 200_000, headers=json_type, timeout=30).status_code == 400
     assert client.completions.create(model=MODEL, prompt="the cat", max_tokens=2).usage.completion_tokens == 2
 
 

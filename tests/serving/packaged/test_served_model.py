@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -166,9 +165,8 @@ def test_the_tokens_of_a_prompt_are_told_with_the_first_piece_and_counted(server
     before = metric(server, "llm_input_tokens_total")
     told = json.loads(post(server, asked)[1])["input_tokens"]
     assert metric(server, "llm_input_tokens_total") == before + told
-    body = json.dumps({**asked, "stream": True}).encode()
-    with urllib.request.urlopen(f"{server.http_url}/v2/models/llm/generate_stream", body, timeout=10) as answer:
-        chunks = [json.loads(line[5:]) for line in answer if line.startswith(b"data:")]
+    streamed = post(server, {**asked, "stream": True}, verb="generate_stream")[1]
+    chunks = [json.loads(line[5:]) for line in streamed.splitlines() if line.startswith("data:")]
     assert [chunk.get("input_tokens", 0) for chunk in chunks] == [told] + [0] * (len(chunks) - 1)
     assert told == json.loads(post(server, {**asked, "text_input": PROMPT + " "})[1])["input_tokens"] - 1
     before = metric(server, "llm_input_tokens_total")
