@@ -36,6 +36,7 @@ from llm_pipeline.store.manifest import MANIFEST_FILE, SIGNATURE_FILE
 from llm_pipeline.store.place_state import read_place
 
 if TYPE_CHECKING:
+    from llm_pipeline.hub.access import Hub
     from llm_pipeline.hub.upload import Pushed, PushedFile
 
 _MARKER = f"{PROVENANCE_DIRECTORY}/release.json"
@@ -95,6 +96,7 @@ def prepare(flow: ReleaseProgress, deployment: Deployment, repository: str, targ
         TypeAdapter(HubId).validate_python(repository or "own/own")
     except ValidationError as error:
         raise ConfigError("not the name of a repository", where=repository, hint="give organisation/name") from error
+    hub = connect(deployment.hub.endpoint, deployment.hub.token_variable)
     recipe, targets = _chosen(flow, target)
     results = sorted(flow.results().values(), key=lambda result: (flow_order(result.stage), result.subject))
     _require_passed(flow, recipe, targets, results)
@@ -102,8 +104,7 @@ def prepare(flow: ReleaseProgress, deployment: Deployment, repository: str, targ
     directory = flow.store.fetch(checkpoint)
     manifest = flow.store.manifest(checkpoint)
     if not repository:
-        owner = account(connect(deployment.hub.endpoint, deployment.hub.token_variable))
-        repository = f"{owner}/{flow.record.model.id.rpartition('/')[2]}-{recipe}"
+        repository = f"{account(hub)}/{flow.record.model.id.rpartition('/')[2]}-{recipe}"
     signed = (directory / SIGNATURE_FILE).is_file()
     facts = CardFacts(
         repository=repository,
@@ -115,7 +116,7 @@ def prepare(flow: ReleaseProgress, deployment: Deployment, repository: str, targ
         checkpoint=checkpoint,
         bytes=manifest.size,
         signed=signed,
-        base=_base_fields(flow, deployment),
+        base=_base_fields(flow, hub),
     )
     card = render_card(facts)
     texts = {"README.md": card.encode(), _MARKER: _provenance(facts)}
@@ -189,12 +190,12 @@ def _require_passed(flow: ReleaseProgress, recipe: str, targets: Sequence[str], 
         raise NotPassed(f"not pushed: {'; '.join(stopped)}", where=where, hint=hint)
 
 
-def _base_fields(flow: ReleaseProgress, deployment: Deployment) -> dict[str, Any]:
+def _base_fields(flow: ReleaseProgress, hub: Hub) -> dict[str, Any]:
     """What is taken over from the base's card; without that card, its licence alone."""
-    from llm_pipeline.hub.access import HubRefused, connect
+    from llm_pipeline.hub.access import HubRefused
     from llm_pipeline.hub.model_card import inherited_fields
 
-    hub, model = connect(deployment.hub.endpoint, deployment.hub.token_variable), flow.record.model
+    model = flow.record.model
     card: dict[str, Any] = {}
     if flow.release.model.source == "hub":
         try:

@@ -99,8 +99,9 @@ def test_nothing_is_stopped_where_a_server_is_another_users(root: Path, left) ->
         detached.stop(theirs)
 
 
-def test_nothing_staged_is_stopped_as_often_as_one_likes(capsys) -> None:
-    for _ in range(2):
+def test_nothing_staged_is_stopped_as_often_as_one_likes_also_beside_a_run_that_has_ended(monkeypatch, capsys) -> None:
+    for dead in ({}, {"org/model": ClaimState(holder=holder(pid_offset=1))}):
+        monkeypatch.setattr(switching, "readable_claims", lambda _, dead=dead: (dead, []))
         assert main(["stop", "cpu", "--staging"]) == ExitCode.GO
         assert capsys.readouterr().out == "nothing was staged at cpu\n"
 
@@ -108,14 +109,6 @@ def test_nothing_staged_is_stopped_as_often_as_one_likes(capsys) -> None:
 def test_a_release_that_there_is_not_is_not_staged(capsys) -> None:
     assert main(["start", "cpu", "--staging", "no-such"]) == ExitCode.BAD_INPUT
     assert "no-such" in capsys.readouterr().err
-
-
-def test_a_run_whose_process_has_ended_keeps_nobody_from_stopping_what_it_staged(monkeypatch, capsys) -> None:
-    monkeypatch.setattr(switching, "places_of", lambda *_: {"cpu"})
-    dead = ClaimState(holder=holder(pid_offset=1))
-    monkeypatch.setattr(switching, "readable_claims", lambda _: ({"org/model": dead}, []))
-    assert main(["stop", "cpu", "--staging"]) == ExitCode.GO
-    assert capsys.readouterr().out == "nothing was staged at cpu\n"
 
 
 @pytest.mark.parametrize(
