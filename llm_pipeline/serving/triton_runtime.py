@@ -256,10 +256,9 @@ def _interpreter_facts(python: Path) -> dict[str, Any]:
         answer = subprocess.run(  # at the root, for it would import what lies in its working directory
             [str(python), "-c", _INTERPRETER_FACTS], cwd="/", capture_output=True, text=True, timeout=60, check=True
         )
-        facts: dict[str, Any] = json.loads(answer.stdout)
-    except (OSError, subprocess.SubprocessError, json.JSONDecodeError) as error:
+        return dict(json.loads(answer.stdout))
+    except (OSError, subprocess.SubprocessError, TypeError, ValueError) as error:
         raise ConfigError(f"the model interpreter does not run: {error}", where=str(python)) from error
-    return facts
 
 
 def prepare_triton(
