@@ -25,13 +25,7 @@ from llm_pipeline.base.records import Frozen
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.record import CanaryRecord, Phase, read_canary_record, standing_pause
 from llm_pipeline.canary.router import ALL, RouterCondition, RouteState, SlotName, StartedRouter
-from llm_pipeline.canary.slots import (
-    generates,
-    slot_endpoint,
-    slot_servers,
-    slot_state,
-    slots_of,
-)
+from llm_pipeline.canary.slots import generates, slot_endpoint, slot_servers, slot_state, slots_of
 from llm_pipeline.config.deployment import Deployment, TargetPlace
 from llm_pipeline.config.server_place import OpenAiSlot, ServerPorts
 from llm_pipeline.inspection.table import labelled, readable_time
@@ -213,10 +207,7 @@ def named_deployment(name: str, store: str) -> str:
 
 
 def disagreements(
-    state: PlaceState,
-    record: CanaryRecord | None,
-    traffic: RouteState | None,
-    serves: Mapping[SlotName, str | None],
+    state: PlaceState, record: CanaryRecord | None, traffic: RouteState | None, serves: Mapping[SlotName, str | None]
 ) -> Iterator[str]:
     """What record, router and slots disagree on, one sentence each; empty while a canary is driven or settled.
 

@@ -22,14 +22,7 @@ from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.canary.evidence import all_ended
 from llm_pipeline.canary.moving import LEFT_ALONE, end_canary, have_answering, retire, token_of, traffic_to
 from llm_pipeline.canary.record import CanaryJournal, Phase, latest_canary
-from llm_pipeline.canary.router import (
-    ALL,
-    SLOTS,
-    RouterUnavailable,
-    StartedRouter,
-    TrafficRouter,
-    all_to,
-)
+from llm_pipeline.canary.router import ALL, SLOTS, RouterUnavailable, StartedRouter, TrafficRouter, all_to
 from llm_pipeline.canary.slots import ServedPlace, slot_servers
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.server_place import ServerPorts

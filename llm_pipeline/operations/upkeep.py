@@ -283,11 +283,7 @@ def promote(
         now = datetime.now(UTC)
         changes: dict[str, object] = {
             "production": Pointer(
-                release_id=release_id,
-                repository=repository,
-                slot=record.candidate,
-                recipe=recipe,
-                promoted_at=now,
+                release_id=release_id, repository=repository, slot=record.candidate, recipe=recipe, promoted_at=now
             ),
             "previous": serves,
             "previous_model": state.model_id,

@@ -98,7 +98,7 @@ class Generation:
 
 
 class GenerationClient:
-    """Connections to one endpoint: a server, or a router in front of several.
+    """Connections to one endpoint: a server, or a router in front of several; an async context manager.
 
     Args:
         base_url: What comes before `/v1`, for example `http://127.0.0.1:8000`.
@@ -123,7 +123,6 @@ class GenerationClient:
         self._headers = {"Accept-Encoding": "identity", **(headers or {})}
         self._secrets = header_secrets(headers or {})
         self._tls = tls or True
-        self._session: aiohttp.ClientSession | None = None
 
     @classmethod
     def of(cls, endpoint: Endpoint, *, timeout_seconds: float = 60.0) -> Self:
@@ -137,7 +136,7 @@ class GenerationClient:
         return cls(endpoint.url, model=model, timeout_seconds=timeout_seconds, headers=headers, tls=tls)
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(
+        self.session = aiohttp.ClientSession(
             # llama.cpp's server closes a kept connection after a stream, often while the next request is on its way
             connector=aiohttp.TCPConnector(limit=0, ssl=self._tls, force_close=True),
             timeout=self._timeout,
@@ -148,13 +147,6 @@ class GenerationClient:
 
     async def __aexit__(self, *_: object) -> None:
         await self.session.close()
-
-    @property
-    def session(self) -> aiohttp.ClientSession:
-        """The open session; the client is an async context manager."""
-        if self._session is None:
-            raise RuntimeError("use `async with GenerationClient(...)`")
-        return self._session
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """One answer, received as a whole."""

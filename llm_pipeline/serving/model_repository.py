@@ -129,11 +129,7 @@ class PackagedEngine:
 
 
 def write_served_model(
-    engine: PackagedEngine,
-    code: str | Path,
-    repository: Path,
-    *,
-    features: Collection[str] = (),
+    engine: PackagedEngine, code: str | Path, repository: Path, *, features: Collection[str] = ()
 ) -> Path:
     """Write the model `llm`, the engine's description and the endpoint's; returns its version directory.
 

@@ -258,22 +258,11 @@ async def _drawn_twice(served: Served, requests: Sequence[GenerationRequest]) ->
 
 
 def _fact(verdict: Verdict, share: float | None = None, *, detail: str = "") -> Evidence:
-    return Evidence(
-        name=_REPEATS,
-        verdict=verdict,
-        measured=share,
-        unit="fraction",
-        samples=_PROMPTS,
-        detail=detail,
-    )
+    return Evidence(name=_REPEATS, verdict=verdict, measured=share, unit="fraction", samples=_PROMPTS, detail=detail)
 
 
 async def probe(
-    endpoint: Endpoint,
-    golden: Sequence[GoldenPrompt],
-    policy: StagingPolicy,
-    *,
-    timeout_seconds: float = 30.0,
+    endpoint: Endpoint, golden: Sequence[GoldenPrompt], policy: StagingPolicy, *, timeout_seconds: float = 30.0
 ) -> Judgement:
     """Probe the server at `endpoint`.
 

@@ -51,8 +51,7 @@ def test_defaults_that_an_engine_cannot_follow_are_left_out_and_wishes_refused()
 
 
 @pytest.mark.parametrize(
-    ("prompt", "read_as"),
-    [("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1], [2, 3]], [[1], [2, 3]])],
+    ("prompt", "read_as"), [("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1], [2, 3]], [[1], [2, 3]])]
 )
 def test_a_prompt_is_text_or_tokens_one_or_several(prompt, read_as):
     assert read(CompletionRequest, json.dumps({"model": "m", "prompt": prompt}).encode()).prompt == read_as

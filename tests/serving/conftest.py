@@ -23,12 +23,7 @@ class Slot:
         self.state, self.repository, self.ports = state, repository, server_ports()
 
     def start(self, digest: str = "d" * 64, **changes):
-        arguments = {
-            "triton_home": TRITON_HOME,
-            "python": MODEL_PYTHON,
-            "state": self.state,
-            "digest": digest,
-        }
+        arguments = {"triton_home": TRITON_HOME, "python": MODEL_PYTHON, "state": self.state, "digest": digest}
         repository = changes.pop("repository", self.repository)
         return start_server(repository, changes.pop("ports", self.ports), **{**arguments, **changes})
 

@@ -16,12 +16,7 @@ from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
 from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.serving.client import Generation, GenerationClient, GenerationRequest
-from llm_pipeline.serving.endpoint_access import (
-    active_requests,
-    require_served,
-    served_name,
-    tls_context,
-)
+from llm_pipeline.serving.endpoint_access import active_requests, require_served, served_name, tls_context
 from llm_pipeline.serving.probes import Served, departures_free
 
 SECRET = "5esame-0pen"
@@ -156,10 +151,7 @@ def test_one_of_our_servers_serves_a_release_that_it_states_to_serve() -> None:
 
 
 def test_a_stream_without_a_line_end_is_a_fault_of_the_server_and_no_end_of_the_probe():
-    pages = {
-        "/metrics": (200, "llm_active_requests 0\n"),
-        "/v1/completions": (200, "x" * 2_000_000),
-    }
+    pages = {"/metrics": (200, "llm_active_requests 0\n"), "/v1/completions": (200, "x" * 2_000_000)}
 
     async def probed(url: str) -> Evidence:
         endpoint = Endpoint(url=url, metrics_url=f"{url}/metrics")

@@ -24,11 +24,7 @@ from llm_pipeline.config.kubernetes_serving import ServingManifestOptions
 from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.config.store import Signing, Store, store_settings
 from llm_pipeline.config.target import Target
-from llm_pipeline.serving.kubernetes_manifests import (
-    ServedRelease,
-    render_manifests,
-    to_yaml,
-)
+from llm_pipeline.serving.kubernetes_manifests import ServedRelease, render_manifests, to_yaml
 
 HERE = Path(__file__).parent
 GOLDEN = HERE / "kubernetes_golden"
@@ -86,10 +82,7 @@ VARIANTS = {
     ),
     "two_nodes_h200_tp16": (
         released("h200_tp4", "llama-3.3-70b-instruct", **SIXTEEN_GPUS),
-        options_with(
-            autoscaler="none",
-            minimum_replicas=2,
-        ),
+        options_with(autoscaler="none", minimum_replicas=2),
     ),
     "l40s_engine": (released("l40s_engine"), options_with()),
     "two_nodes": (released("h200_tp4", **SIXTEEN_GPUS), options_with()),

@@ -35,9 +35,7 @@ def repository(store: ArtifactStore, tmp_path: Path) -> ArtifactRef:
 
 
 def lay_out(store: str, repository: ArtifactRef, view: Path) -> int:
-    return main(
-        ["pod", "lay-out", f"{repository.kind}/{repository.digest}", "--store", store, "--view", str(view)],
-    )
+    return main(["pod", "lay-out", f"{repository.kind}/{repository.digest}", "--store", store, "--view", str(view)])
 
 
 def test_a_view_is_links_to_verified_artifacts_made_anew_when_the_pod_starts_again(store, repository, tmp_path):

@@ -186,13 +186,7 @@ class Batcher:
         """Whether an empty cache could hold a prompt and its answer."""
         return tokens <= self.blocks * int(self.facts["block_tokens"])
 
-    def submit(
-        self,
-        name: str,
-        prompt: list[int],
-        maximum_tokens: int,
-        **options: Any,
-    ) -> None:
+    def submit(self, name: str, prompt: list[int], maximum_tokens: int, **options: Any) -> None:
         """Start a request; vLLM queues it if the batch is full.
 
         Args:
