@@ -201,7 +201,7 @@ class ReleaseProgress:
                 continue
             stage = step.stage_name
             if (failure := self._failure(stage, candidate.subject)) is not None:
-                return found.model_copy(update={"summary": f"{stage} failed: {failure.error.message}"})
+                return found.model_copy(update={"summary": f"{stage} failed: {failure.error.told}"})
             result = self.find(stage, candidate.subject)
             if result is None:
                 return None

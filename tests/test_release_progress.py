@@ -189,7 +189,7 @@ def test_a_target_chooses_from_its_own_ladder_errors_included(store) -> None:
         ("int3", None, None),
         ("fp8", "GO", 7),
     ]
-    assert attempts[0]["summary"] == "quantize failed: infeasible"
+    assert "quantize failed: Unsupported: infeasible" in attempts[0]["summary"]
 
 
 def test_a_target_without_a_recipe_builds_nothing(store) -> None:

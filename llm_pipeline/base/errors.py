@@ -64,6 +64,11 @@ class ErrorDocument(Frozen):
     hint: str = ""
     exit_code: ExitCode
 
+    @property
+    def told(self) -> str:
+        """What people read of it, wherever they do: its type, what happened, what to do, where, and its runbook."""
+        return from_document(self).told
+
 
 class PipelineError(Exception):
     """Root of this package's errors. None of their texts shows a credential that has the form of one.

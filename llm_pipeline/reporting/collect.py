@@ -30,15 +30,14 @@ from llm_pipeline.release.decision import read_decisions, refusal, waiting
 from llm_pipeline.release.record import ReleaseRecord, read_release_record
 from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.reporting.headline import (
-    Results,
     chosen_recipes,
     decides,
-    failed_stage,
     failure_in_words,
     flow_order,
     recipe_in_words,
     release_headline,
     released_facts,
+    stops,
 )
 from llm_pipeline.reporting.highlights import highlights
 from llm_pipeline.reporting.model import (
@@ -46,7 +45,6 @@ from llm_pipeline.reporting.model import (
     CanaryStudy,
     CandidateRow,
     Fact,
-    FailedStage,
     Gate,
     LatencyCurve,
     LoadStudy,
@@ -136,14 +134,14 @@ def collect(store: ArtifactStore, release_id: str) -> ReportData:
     return _Collector(store, read_release_record(store, release_id)).report()
 
 
-def read_failures(store: ArtifactStore, release_id: str, results: Results, gaps: list[str]) -> tuple[FailedStage, ...]:
+def read_failures(store: ArtifactStore, release_id: str, gaps: list[str]) -> tuple[StageFailure, ...]:
     """Every stage that ended with an error, in the order of the flow; what cannot be read is added to `gaps`.
 
     An earlier report's error is left out: the report that is being made now stands for it.
     """
     found, damaged = store.readable_as(f"releases/{release_id}/failures", StageFailure)
     gaps += [str(one.error) for one in damaged]
-    failures = [failed_stage(failure, results) for failure in found.values() if failure.stage != "report"]
+    failures = [failure for failure in found.values() if failure.stage != "report"]
     return tuple(sorted(failures, key=lambda failed: (flow_order(failed.stage), failed.subject)))
 
 
@@ -158,11 +156,13 @@ class _Collector:
         self._summaries: dict[tuple[str, str], EvaluationSummary | None] = {}
         by_start = sorted(found.values(), key=lambda one: (one.timings.started_at, flow_order(one.stage)))
         self._results = {(result.stage, result.subject): result for result in by_start}
-        self._failures = read_failures(store, record.release_id, self._results, self._gaps)
+        self._failures = read_failures(store, record.release_id, self._gaps)
         self._recipes = climbing_order(record.release, record.facts)
 
     def report(self) -> ReportData:
-        record, results, failures = self._record, self._results, self._failures
+        record, results = self._record, self._results
+        failures = tuple(failure for failure in self._failures if stops(failure, results))
+        asides = tuple(failure for failure in self._failures if failure not in failures)
         targets = [target.name for target in self._release.targets]
         pointers = {name: read_place(self._store, record.place_of(name)).of(record.model.id) for name in targets}
         loads = tuple(filter(None, map(self._load, targets)))
@@ -180,10 +180,13 @@ class _Collector:
             recipe=recipe_in_words(record, results),
             description=self._release.description,
             collected_at=datetime.now(UTC),
-            headline=release_headline(record, results, pointers, failures, canaries, question=question),
+            headline=release_headline(
+                record, results, pointers, canaries, failures=failures, asides=asides, question=question
+            ),
             facts=(*released_facts(record, results, pointers), *self._budget()),
             highlights=highlights(trials, accuracy, loads, canaries, candidates=tried),
             failures=failures,
+            asides=asides,
             gates=self._gates(),
             margin=self._release.policy.accuracy.margin,
             confidence=self._release.policy.accuracy.confidence,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from llm_pipeline.base.errors import ErrorDocument, runbook
+from llm_pipeline.base.untrusted_text import one_line
 from llm_pipeline.base.verdict import Verdict, worst
 from llm_pipeline.canary.record import Phase
 from llm_pipeline.release.candidate import Candidate, is_trial, target_of
@@ -15,7 +15,7 @@ from llm_pipeline.release.decision import Decision
 from llm_pipeline.release.flow import clears_up, release_flow, step_named
 from llm_pipeline.release.record import ReleaseRecord
 from llm_pipeline.release.step import Effect, Scope
-from llm_pipeline.reporting.model import CanaryStudy, Fact, FailedStage, Headline, State, stage_label
+from llm_pipeline.reporting.model import CanaryStudy, Fact, Headline, State, stage_label
 from llm_pipeline.store.place_state import PlaceState, Pointer
 
 
@@ -40,12 +40,23 @@ def release_headline(
     record: ReleaseRecord,
     results: Results,
     pointers: Mapping[str, PlaceState],
-    failures: Sequence[FailedStage] = (),
     canaries: Sequence[CanaryStudy] = (),
     *,
+    failures: Sequence[StageFailure] = (),
+    asides: Sequence[StageFailure] = (),
     question: Decision | None = None,
 ) -> Headline:
-    """State, verdict and their sentences; `question` is what was refused in this run, or still waits."""
+    """State, verdict and their sentences.
+
+    Args:
+        record: The release.
+        results: Its results.
+        pointers: What serves where.
+        canaries: Those of its targets.
+        failures: The errors that decided what became of it.
+        asides: Those that did not.
+        question: What was refused in this run, or still waits.
+    """
     gates = [result for result in results.values() if result.judgement is not None and decides(result, results)]
     gates.sort(key=_started)
     trying = not any(gate.stage == "choose" for gate in gates) and any(gate.stage == "accuracy" for gate in gates)
@@ -70,10 +81,10 @@ def release_headline(
     else:
         stopped = [gate for gate in gates if gate.judgement and gate.judgement.verdict is not Verdict.GO]
         sentence = _stopped_by(stopped[-1], results) if state == "stopped" and stopped else _progress(results)
-    if state == "failed":  # what decided what became of the release comes first
-        return Headline(state=state, verdict=None, sentence=failures_in_words([one for one in failures if one.decides]))
-    if failures:
-        sentence = f"{sentence.rstrip()} {failures_in_words(failures)}"
+    if state == "failed":
+        return Headline(state=state, verdict=None, sentence=_failures_in_words(failures))
+    if failed := (*failures, *asides):
+        sentence = f"{sentence.rstrip()} {_failures_in_words(failed)}"
     return Headline(state=state, verdict=verdict, sentence=sentence)
 
 
@@ -82,7 +93,7 @@ def _state(
     results: Results,
     pointers: Mapping[str, PlaceState],
     verdict: Verdict | None,
-    failures: Sequence[FailedStage],
+    failures: Sequence[StageFailure],
 ) -> State:
     if any(serves(place.production, release_id, results, name) for name, place in pointers.items()):
         return "in production"
@@ -90,7 +101,7 @@ def _state(
         return "failed"
     if ended_in_rollback(results):
         return "rolled back"
-    if verdict in (None, Verdict.GO) and any(failed.decides for failed in failures):
+    if verdict in (None, Verdict.GO) and failures:
         return "failed"
     if any(stage == "settle" for stage, _ in results):
         return "replaced"
@@ -177,48 +188,31 @@ def released_facts(record: ReleaseRecord, results: Results, pointers: Mapping[st
     return tuple(facts)
 
 
-_LONGEST_MESSAGE = 320
-
-
 def flow_order(stage: str) -> int:
     """Where a stage stands in the flow."""
     names = [step.name for step in release_flow()]
     return names.index(stage) if stage in names else len(names)
 
 
-def failed_stage(failure: StageFailure, results: Results) -> FailedStage:
-    """A stage's error, and whether the release can go on without that stage."""
+def stops(failure: StageFailure, results: Results) -> bool:
+    """Whether the release cannot go on without that stage, as it can without a recipe that was not chosen."""
     chosen, step = chosen_recipes(results).values(), step_named(failure.stage)
     recipe = step is not None and step.scope is Scope.RECIPE and bool(chosen) and failure.subject not in chosen
     clears_up = step is not None and not step.decides and step.effect is not Effect.PRODUCTION
-    decides = not recipe and not clears_up and not is_trial(failure.stage, failure.subject)
-    return FailedStage(stage=failure.stage, subject=failure.subject, decides=decides, error=failure.error)
+    return not recipe and not clears_up and not is_trial(failure.stage, failure.subject)
 
 
-def failure_in_words(failed: FailedStage) -> str:
-    """One failed stage as a sentence: the stage, the error, where, and what to do."""
-    error = failed.error
-    where = f", at {error.where}" if error.where else ""
-    label, message = stage_label(failed), " ".join(error.message.split())
-    if len(message) > _LONGEST_MESSAGE:
-        message = f"{message[: _LONGEST_MESSAGE - 1]}…"
-    end = "" if message.endswith((".", "!", "?", "…")) else "."
-    return f"{label[:1].upper()}{label[1:]} failed with {error.type}{where}: {message}{end} {advice(error)}"
+def failure_in_words(failed: StageFailure) -> str:
+    """One failed stage, and its error on one line."""
+    label, told = stage_label(failed), " ".join(failed.error.told.split())
+    return f"{label[:1].upper()}{label[1:]} failed: {one_line(told, 320)}."
 
 
-def failures_in_words(failures: Sequence[FailedStage]) -> str:
-    """The first failed stage as a sentence, and how many more there are."""
+def _failures_in_words(failures: Sequence[StageFailure]) -> str:
+    """The first failed stage, and how many more there are."""
     more = len(failures) - 1
     others = ", ".join(map(stage_label, failures[1:]))
     return failure_in_words(failures[0]) + (f" {more} more failed: {others}." if more else "")
-
-
-def advice(error: ErrorDocument) -> str:
-    """What to do about an error, and its runbook."""
-    words = "Trying again may help" if error.family == "transient" else "Trying again cannot help"
-    if error.hint:
-        words = "What to do: " + error.hint.rstrip(".")
-    return f"{words} ({runbook(error.type)})."
 
 
 UNQUANTIZED = "none"

@@ -15,7 +15,6 @@ from llm_pipeline.release.evidence_text import bounds_in_words
 from llm_pipeline.reporting.accuracy_plot import pareto_points, plot_accuracy, plot_pareto
 from llm_pipeline.reporting.canary_plot import plot_canary, plot_evidence
 from llm_pipeline.reporting.figure import Plot
-from llm_pipeline.reporting.headline import advice
 from llm_pipeline.reporting.load_plots import draw_load
 from llm_pipeline.reporting.model import ReportData, stage_label, verdict_in_words
 
@@ -50,7 +49,6 @@ def render_report(data: ReportData) -> str:
         verdict=verdict_in_words(data),
         plots=plots,
         symbol=_SYMBOL,
-        advice=advice,
         load_tables=findings,
         load_in_words=rates_in_words,
         drawn=Markup,  # our own SVG: matplotlib escapes its texts

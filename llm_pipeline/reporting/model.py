@@ -8,7 +8,6 @@ from typing import Literal
 from pydantic import Field
 
 from llm_pipeline.accuracy.evaluation import Comparison, DataRead, EvaluationSummary, PairedAccuracy
-from llm_pipeline.base.errors import ErrorDocument
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict
 from llm_pipeline.canary.record import CanaryEvent, EventKind
@@ -16,7 +15,7 @@ from llm_pipeline.canary.timeline import CanarySummary
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.inspection.release_summaries import Figure
 from llm_pipeline.loadtest.outcome import LoadTestOutcome, TokenCost
-from llm_pipeline.release.contract import StageResult
+from llm_pipeline.release.contract import StageFailure, StageResult
 from llm_pipeline.reporting.spending import Spending
 
 State = Literal[
@@ -199,20 +198,7 @@ class CanaryStudy(CanarySummary):
         return next((event for event in self.events if event.kind in kinds), None)
 
 
-class FailedStage(Frozen):
-    """A stage that ended with an error, and has not succeeded since.
-
-    Attributes:
-        decides: False when the release can go on without it (a recipe that was not chosen, the clearing up).
-    """
-
-    stage: str
-    subject: str
-    decides: bool
-    error: ErrorDocument
-
-
-def stage_label(one: StageResult | FailedStage) -> str:
+def stage_label(one: StageResult | StageFailure) -> str:
     """Stage and subject, as people write them: `load test, cpu`."""
     return ", ".join(filter(None, (one.stage.replace("_", " "), one.subject)))
 
@@ -224,6 +210,8 @@ class ReportData(Frozen):
         title: The release config's name.
         recipe: In words: `recipe int4_awq`, or what became of the choice.
         margin: Accepted loss over all items, a fraction.
+        failures: Stages that ended with an error, have not succeeded since, and without which it cannot go on.
+        asides: Likewise, but it can (a recipe that was not chosen, the clearing up).
         confidence: Of each bound of such a loss.
         trials: Every recipe, the cheapest first.
         candidates: What a release by cost tried.
@@ -239,7 +227,8 @@ class ReportData(Frozen):
     headline: Headline
     facts: tuple[Fact, ...]
     highlights: tuple[Figure, ...] = ()
-    failures: tuple[FailedStage, ...] = ()
+    failures: tuple[StageFailure, ...] = ()
+    asides: tuple[StageFailure, ...] = ()
     gates: tuple[Gate, ...] = ()
     margin: float = 0.0
     confidence: float = 0.0

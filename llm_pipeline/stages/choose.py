@@ -65,7 +65,7 @@ def _attempt(flow: ReleaseProgress, recipe: str) -> RecipeAttempt | None:
             quantized=all(given.weights != "none" for given in flow.release.recipes if given.name == recipe),
         )
     if failure := flow.failure_of(recipe):
-        return RecipeAttempt(recipe=recipe, summary=f"{failure.stage} failed: {failure.error.message}")
+        return RecipeAttempt(recipe=recipe, summary=f"{failure.stage} failed: {failure.error.told}")
     return None
 
 

@@ -54,13 +54,13 @@ def test_a_stage_that_is_killed_is_in_the_report_until_it_ends_well(project):
     until(lambda: not runner.is_active(job))
     with pytest.raises(StageCrashed):
         runner.outcome(job)
-    (found,) = read_failures(store, request.release_id, {}, [])
+    (found,) = read_failures(store, request.release_id, [])
     assert (found.stage, found.error.type) == ("resolve", "StageCrashed")
     project.script(resolve={})
     again = runner.submit(request, placement(request))
     until(lambda: not runner.is_active(again))
     assert runner.outcome(again).stage == "resolve"
-    assert read_failures(store, request.release_id, {}, []) == ()
+    assert read_failures(store, request.release_id, []) == ()
 
 
 def test_a_task_of_airflow_ends_it_and_the_retry_policy_sees_a_transient_error(project):
