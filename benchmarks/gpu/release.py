@@ -35,6 +35,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from benchmarks.goals import at_least, at_most, goal
@@ -64,8 +65,8 @@ STEPS = ("train", "first", "second", "killed", "stop")
 _USERS_PER_SECOND = 40.0
 _WHOLE_MINUTES, _MEMORY_ERROR = 12.0, 0.1
 _WORKER = "VLLM::Worker_TP"
-_CANARY_SECONDS, _COMPLETED = 900.0, 40
-"""How long to wait for the candidate's first requests, and how many to let it answer before it is killed."""
+_COMPLETED = 40
+"""Requests that a candidate is let answer before it is killed."""
 
 
 def main() -> int:
@@ -243,9 +244,11 @@ def _make_ready(options: argparse.Namespace, method: str, ready: Path) -> None:
 def _killed(options: argparse.Namespace, configs: Path) -> Iterator[bool]:
     """A release of what is not in production, whose candidate is struck as soon as users' requests reach it."""
     candidate = options.second if _production(options)["release_id"].startswith(f"{FIRST}-") else FIRST
+    ended = Event()
     with _users(options, configs) as records, ThreadPoolExecutor(1) as beside:
-        struck = beside.submit(_strike_candidate, options)
+        struck = beside.submit(_strike_candidate, options, ended)
         code, _ = _run(options, configs, candidate)
+        ended.set()
     fault, (found, struck_at) = options.fault, struck.result()
     yield goal(f"{fault}_candidate", found or "no candidate had traffic", "struck", met=bool(found))
     yield goal(f"{fault}_candidate_release", f"exit code {code}", "not 0", met=code != 0)
@@ -268,11 +271,11 @@ def _killed(options: argparse.Namespace, configs: Path) -> Iterator[bool]:
         yield at_least("killed_candidate_named", float(named), 1.0, "")
 
 
-def _strike_candidate(options: argparse.Namespace) -> tuple[str, datetime | None]:
+def _strike_candidate(options: argparse.Namespace, ended: Event) -> tuple[str, datetime | None]:
     """Strike what stands in production's other slot, which may be the release before, once users' requests reach it.
 
     Returns:
-        Which process was struck, and when; nothing if no candidate had traffic.
+        Which process was struck, and when; nothing if no candidate had traffic until the release had ended.
     """
     import psutil
 
@@ -280,8 +283,7 @@ def _strike_candidate(options: argparse.Namespace) -> tuple[str, datetime | None
 
     (slot,) = {"blue", "green"} - {_production(options)["slot"]}
     before: tuple[int, float] | None = None
-    deadline = time.monotonic() + _CANARY_SECONDS
-    while time.monotonic() < deadline:
+    while not ended.wait(0.1):
         if server := find_server(options.work / "state" / options.name / slot):
             completed = _completed(server.endpoint.metrics_url)
             if before is None or before[0] != server.pid:
@@ -309,7 +311,6 @@ def _strike_candidate(options: argparse.Namespace) -> tuple[str, datetime | None
                 now = datetime.now(UTC)
                 print(f"{options.fault} at {now:%H:%M:%S}: {struck}", flush=True)
                 return struck, now
-        time.sleep(0.1)
     return "", None
 
 
