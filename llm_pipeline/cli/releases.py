@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llm_pipeline.base.collector import sparing
-from llm_pipeline.base.errors import ConfigError, ExitCode, from_document
+from llm_pipeline.base.errors import ConfigError, ExitCode
 from llm_pipeline.cli.options import Commands, add_command, deployment_of, open_flow, write_files, write_lines, writing
 
 if TYPE_CHECKING:
@@ -128,13 +128,11 @@ def _stage_run(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from llm_pipeline.release.contract import StageFailure
+    from llm_pipeline.release.contract import result_of
     from llm_pipeline.release.execute import execute
 
-    outcome = execute(open_flow(options, options.reference).request("report"))
-    if isinstance(outcome, StageFailure):
-        raise from_document(outcome.error)
-    sys.stdout.write(f"{outcome.metrics['report']}\n")
+    result = result_of(execute(open_flow(options, options.reference).request("report")))
+    sys.stdout.write(f"{result.metrics['report']}\n")
     return ExitCode.GO
 
 

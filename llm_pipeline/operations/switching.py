@@ -15,7 +15,7 @@ from pathlib import Path
 
 from llm_pipeline.base import detached
 from llm_pipeline.base.directory_listing import list_directory
-from llm_pipeline.base.errors import ConfigError, PipelineError, from_document
+from llm_pipeline.base.errors import ConfigError, PipelineError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.waiting import wait_until
@@ -37,7 +37,7 @@ from llm_pipeline.operations.served_place import (
     start_router,
 )
 from llm_pipeline.release.claim import Claimant, LocalProcess, readable_claims
-from llm_pipeline.release.contract import StageFailure, StageResult
+from llm_pipeline.release.contract import StageResult, result_of
 from llm_pipeline.release.execute import execute
 from llm_pipeline.release.record import read_release_record
 from llm_pipeline.release.trusted_pointers import require_served
@@ -262,10 +262,7 @@ def _stage(deployment: Deployment, place: str, release_id: str, stage: str) -> S
     target = flow.record.target_at(place)
     if target not in flow.targets:
         raise ConfigError(f"release {release_id} has no target for {place}", hint=f"it has {', '.join(flow.targets)}")
-    outcome = execute(flow.request(stage, target))
-    if isinstance(outcome, StageFailure):
-        raise from_document(outcome.error)
-    return outcome
+    return result_of(execute(flow.request(stage, target)))
 
 
 def refuse_in_use(store: ArtifactStore, place: str, release_id: str = "") -> None:

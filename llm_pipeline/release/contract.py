@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter
 
-from llm_pipeline.base.errors import ErrorDocument, PipelineError
+from llm_pipeline.base.errors import ErrorDocument, PipelineError, from_document
 from llm_pipeline.base.records import ArtifactRef, Frozen, Metric
 from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.config.store import Store
@@ -120,6 +120,17 @@ class StageFailure(Frozen):
 
 StageOutcome = Annotated[StageResult | StageFailure, Field(discriminator="outcome")]
 OUTCOME: TypeAdapter[StageResult | StageFailure] = TypeAdapter(StageOutcome, config=ConfigDict(defer_build=True))
+
+
+def result_of(outcome: StageResult | StageFailure) -> StageResult:
+    """The result of a stage that has ended.
+
+    Raises:
+        PipelineError: The error that it ended with, in its own family.
+    """
+    if isinstance(outcome, StageFailure):
+        raise from_document(outcome.error)
+    return outcome
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from llm_pipeline.base.directory_listing import list_directory
-from llm_pipeline.base.errors import from_document
 from llm_pipeline.base.file_lock import flocked
-from llm_pipeline.release.contract import OUTCOME, StageRequest, StageResult
+from llm_pipeline.release.contract import OUTCOME, StageRequest, StageResult, result_of
 from llm_pipeline.runners.runner import Job
 
 
@@ -60,6 +59,4 @@ def read_outcome(job: Job) -> StageResult | None:
         outcome = OUTCOME.validate_json(job.result.read_bytes())
     except (FileNotFoundError, ValidationError):
         return None
-    if isinstance(outcome, StageResult):
-        return outcome
-    raise from_document(outcome.error)
+    return result_of(outcome)

@@ -9,9 +9,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from llm_pipeline.base.errors import from_document
 from llm_pipeline.release import execute
-from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
+from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult, result_of
 from llm_pipeline.runners.runner import Job, Placement
 
 SCRIPTED = Path(__file__).parents[1] / "airflow" / "stages_for_tests" / "run_stage.py"
@@ -54,10 +53,7 @@ class InProcess:
         return [], offset
 
     def outcome(self, job: Job) -> StageResult:
-        outcome = self._outcomes[job.request_digest]
-        if isinstance(outcome, StageFailure):
-            raise from_document(outcome.error)
-        return outcome
+        return result_of(self._outcomes[job.request_digest])
 
     def cancel(self, _job: Job) -> None:
         raise AssertionError("a stage of this process never outlives its call")

@@ -28,10 +28,10 @@ from llm_pipeline.adapters.kubernetes.state import (
     waits_in_vain,
 )
 from llm_pipeline.base.digest import sha256_bytes
-from llm_pipeline.base.errors import PipelineError, StageCrashed, Transient, from_document
+from llm_pipeline.base.errors import PipelineError, StageCrashed, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.release.contract import OUTCOME, StageFailure, StageRequest, StageResult
+from llm_pipeline.release.contract import OUTCOME, StageFailure, StageRequest, StageResult, result_of
 from llm_pipeline.release.execute import publishes
 from llm_pipeline.release.process import job_outcome_name
 from llm_pipeline.runners.runner import Job, Placement
@@ -160,10 +160,9 @@ class KubernetesRunner:
                 outcome = OUTCOME.validate_python(document.value)
             except ValidationError as error:
                 raise StageCrashed("the stage's outcome cannot be understood", where=job.outcome_document) from error
-            if isinstance(outcome, StageResult):
-                self._require_signed(job, outcome, document)
-                return outcome
-            raise from_document(outcome.error)
+            result = result_of(outcome)
+            self._require_signed(job, result, document)
+            return result
         cluster = self._cluster(job.environment)
         pods = _pods(cluster, job.name)
         how, advice = ending(cluster.read("Job", job.name), pods[-1] if pods else None, datetime.now(UTC))
