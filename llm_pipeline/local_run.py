@@ -35,8 +35,7 @@ from llm_pipeline.release.rules import Endings, run_fails, unstarted
 from llm_pipeline.release.step import Effect, Ending, Kind, Scope
 from llm_pipeline.release.tasks import Instance, Lane, Task, instances, release_tasks
 from llm_pipeline.release_progress import ReleaseProgress, passed, placement, resolve_request
-from llm_pipeline.runners.runner import Job
-from llm_pipeline.runners.runners import Runners, Watch
+from llm_pipeline.runners.runner import Job, Runners, Watch
 from llm_pipeline.store import open_store
 from llm_pipeline.store.provenance import user_here
 

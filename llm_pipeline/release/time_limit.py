@@ -2,7 +2,7 @@
 
 A stage that hangs (a driver, a network file system, a server that never answers) would hold its GPUs and its release
 for ever. Its process ends itself, so that the limit holds in every runner and without whoever started it. One that is
-stopped, or stuck where Python does not run, writes no more line: `runners/runners.py` ends it from outside.
+stopped, or stuck where Python does not run, writes no more line: `runners/runner.py` ends it from outside.
 `time_limit` says how long a stage may take.
 """
 

@@ -42,7 +42,7 @@ from llm_pipeline.release.evidence_text import facts_table
 from llm_pipeline.release.flow import APPROVAL
 from llm_pipeline.release.tasks import canary_subject
 from llm_pipeline.release_progress import ReleaseProgress, placement
-from llm_pipeline.runners.runners import Runners
+from llm_pipeline.runners.runner import Runners
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.place_state import StepApproval, place_name, read_place
 from llm_pipeline_airflow.claim import claim_of

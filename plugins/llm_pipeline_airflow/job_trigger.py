@@ -22,8 +22,7 @@ from llm_pipeline.base.errors import PipelineError, StageOutOfTime
 from llm_pipeline.base.logging import LogRelay
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.config.deployment import Deployment, Workers
-from llm_pipeline.runners.runner import Job
-from llm_pipeline.runners.runners import Runners, Watch
+from llm_pipeline.runners.runner import Job, Runners, Watch
 from llm_pipeline_airflow.connections import fetch_secrets
 from llm_pipeline_airflow.faults import contained, get_logger
 

@@ -22,8 +22,7 @@ from llm_pipeline.release.decision import note_ended
 from llm_pipeline.release.loading import ConfiguredRelease, load_release
 from llm_pipeline.release.time_limit import GRACE_SECONDS
 from llm_pipeline.release_progress import ReleaseProgress, passed, placement, resolve_request
-from llm_pipeline.runners.runner import Job
-from llm_pipeline.runners.runners import Runners, Watch
+from llm_pipeline.runners.runner import Job, Runners, Watch
 from llm_pipeline.store import open_store
 from llm_pipeline_airflow.claim import claim_of
 from llm_pipeline_airflow.commit_of_run import remember_commit, revision_of_run, run_name

@@ -24,8 +24,7 @@ from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.release import time_limit
 from llm_pipeline.release.contract import StageRequest, TimeLimit
 from llm_pipeline.release.loading import load_release
-from llm_pipeline.runners.runner import Job
-from llm_pipeline.runners.runners import Runners
+from llm_pipeline.runners.runner import Job, Runners
 
 pytestmark = pytest.mark.slow
 

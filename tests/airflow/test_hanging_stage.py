@@ -17,7 +17,7 @@ from llm_pipeline.release.contract import TimeLimit
 from llm_pipeline.release.loading import load_release
 from llm_pipeline.release_progress import placement, resolve_request
 from llm_pipeline.reporting.collect import read_failures
-from llm_pipeline.runners.runners import Runners
+from llm_pipeline.runners.runner import Runners
 from llm_pipeline.store import open_store
 
 pytestmark = pytest.mark.slow

@@ -32,8 +32,7 @@ from llm_pipeline.planning.plan import plan_release
 from llm_pipeline.planning.release_checks import problems_of
 from llm_pipeline.release.contract import StageRequest, StageResult
 from llm_pipeline.release.execute import execute
-from llm_pipeline.runners.runner import Placement
-from llm_pipeline.runners.runners import Runners
+from llm_pipeline.runners.runner import Placement, Runners
 from llm_pipeline.serving.control import Candidate, StagingSlot, open_control
 from llm_pipeline.store import open_store
 

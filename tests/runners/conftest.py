@@ -21,8 +21,7 @@ from llm_pipeline.base import detached
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.environment import ClaimMount, Environment
 from llm_pipeline.release.contract import StageRequest
-from llm_pipeline.runners.runner import Job, Placement, StageRunner
-from llm_pipeline.runners.runners import Runners
+from llm_pipeline.runners.runner import Job, Placement, Runners, StageRunner
 
 REPOSITORY = Path(__file__).parents[2]
 STAGE = Path(__file__).parent / "stages_for_tests" / "run_stage.py"

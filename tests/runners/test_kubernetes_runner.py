@@ -24,8 +24,7 @@ from llm_pipeline.base.errors import (
 from llm_pipeline.base.labels import label_value
 from llm_pipeline.config.environment import ClaimMount, Toleration
 from llm_pipeline.config.store import store_settings
-from llm_pipeline.runners.runner import Job, Placement
-from llm_pipeline.runners.runners import Runners
+from llm_pipeline.runners.runner import Job, Placement, Runners
 
 HERE = Placement(environment="control")
 _TALKER = "i=0; while [ $i -lt 20 ]; do i=$((i+1)); echo line $i; sleep 0.01; done; sleep 60"

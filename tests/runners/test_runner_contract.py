@@ -24,15 +24,13 @@ from llm_pipeline.base.errors import (
 )
 from llm_pipeline.release import time_limit
 from llm_pipeline.release.contract import TimeLimit
-from llm_pipeline.runners.runner import Job, Placement
-from llm_pipeline.runners.runners import Watch
+from llm_pipeline.runners.runner import Job, Placement, Watch
 
 HERE = Placement(environment="control")
 _SUBMIT = """
 import sys
 from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.runners.runner import Placement
-from llm_pipeline.runners.runners import Runners
+from llm_pipeline.runners.runner import Placement, Runners
 from llm_pipeline.release.contract import StageRequest
 deployment, request = Deployment.model_validate_json(sys.argv[1]), StageRequest.model_validate_json(sys.argv[2])
 print(Runners(deployment).submit(request, Placement(environment="control")).model_dump_json())

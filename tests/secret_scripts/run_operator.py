@@ -12,7 +12,7 @@ from llm_pipeline_airflow.operators import StageOperator
 
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.release.contract import StageRequest
-from llm_pipeline.runners.runners import Runners
+from llm_pipeline.runners.runner import Runners
 
 
 class Operator(StageOperator):

@@ -20,8 +20,15 @@ from llm_pipeline.base.errors import StageCrashed, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.release.contract import StageRequest, StageResult
-from llm_pipeline.runners.job_directory import latest_number, locked_jobs, read_lines, read_outcome, request_path
-from llm_pipeline.runners.runner import STAGE_VARIABLES, Job, Placement
+from llm_pipeline.runners.runner import (
+    STAGE_VARIABLES,
+    Job,
+    Placement,
+    latest_number,
+    locked_jobs,
+    read_lines,
+    read_outcome,
+)
 from llm_pipeline.runners.shared import INSTALL_IN_IMAGE, crash, environment_of, image_of, job_base_name, request_labels
 from llm_pipeline.runners.stage_environment import withheld_secrets
 from llm_pipeline.store.provenance import CONTAINER_VARIABLE
@@ -72,7 +79,7 @@ class DockerRunner:
             job = job.model_copy(update={"name": f"{name}-{number + 1}", "directory": base / str(number + 1)})
             resolved = self._engine.image(image)
             job.directory.mkdir()
-            request_path(job).write_text(text)
+            job.request.write_text(text)
             withheld = withheld_secrets(request, self._deployment)
             options = _container_options(environment, resolved, request, job, withheld)
             replace_durably(job.directory / "container", job.name.encode())
@@ -157,7 +164,7 @@ def _container_options(
         "name": job.name,
         "command": [
             *(environment.python, "-m", "llm_pipeline", "stage", "run", request.stage),
-            *("--request", str(request_path(job)), "--result", str(job.result), "--log", str(job.log)),
+            *("--request", str(job.request), "--result", str(job.result), "--log", str(job.log)),
         ],
         "environment": given | STAGE_VARIABLES | {"HOME": "/tmp", CONTAINER_VARIABLE: image.recorded},  # noqa: S108
         "labels": request_labels(request),

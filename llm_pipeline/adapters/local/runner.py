@@ -14,8 +14,7 @@ from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.files import how_to_make_an_interpreter
 from llm_pipeline.release.contract import StageRequest, StageResult
-from llm_pipeline.runners.job_directory import latest_number, locked_jobs, read_lines, read_outcome, request_path
-from llm_pipeline.runners.runner import Job, Placement
+from llm_pipeline.runners.runner import Job, Placement, latest_number, locked_jobs, read_lines, read_outcome
 from llm_pipeline.runners.shared import crash
 from llm_pipeline.runners.stage_environment import stage_environment
 
@@ -68,14 +67,14 @@ class ProcessRunner:
             number = latest_number(base)
             job = Job(environment=environment, directory=base / str(number), request_digest=digest)
             if number and (process := detached.load(job.record)) is not None and process.alive:
-                if request_path(job).read_text() == text:
+                if job.request.read_text() == text:
                     return job
                 detached.stop(process)  # an older configuration of the same stage: superseded
             job = job.model_copy(update={"directory": base / str(number + 1)})
             job.directory.mkdir()
-            request_path(job).write_text(text)
+            job.request.write_text(text)
             command = [python, *_PACKAGE, "stage", "run", request.stage]
-            command += ["--request", str(request_path(job)), "--result", str(job.result)]
+            command += ["--request", str(job.request), "--result", str(job.result)]
             process = detached.start(
                 f"stage {request.stage} {request.subject}".strip(),
                 command,

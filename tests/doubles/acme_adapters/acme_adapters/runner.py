@@ -16,8 +16,7 @@ from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.environment import EnvironmentModel
 from llm_pipeline.config.model import AbsolutePath, Word
 from llm_pipeline.release.contract import StageRequest, StageResult
-from llm_pipeline.runners.job_directory import read_lines, read_outcome, request_path
-from llm_pipeline.runners.runner import Job, Placement
+from llm_pipeline.runners.runner import Job, Placement, read_lines, read_outcome
 from llm_pipeline.runners.shared import environment_of
 
 
@@ -51,9 +50,9 @@ class BatchRunner:
             runner="acme_batch", environment=placement.environment, directory=directory, request_digest=directory.name,
             log_command=f"acme log {environment.partition}/{directory.name[:8]}",
         )  # fmt: skip
-        request_path(job).write_text(text)
+        job.request.write_text(text)
         command = [environment.python, "-m", "llm_pipeline", "stage", "run", request.stage]
-        command += ["--request", str(request_path(job)), "--result", str(job.result)]
+        command += ["--request", str(job.request), "--result", str(job.result)]
         with job.log.open("wb") as log:
             subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=dict(os.environ), check=False)
         return job

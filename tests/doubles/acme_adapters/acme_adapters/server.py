@@ -56,13 +56,13 @@ class AcmeControl:
                 self.stop()
                 raise Transient("it does not answer", where=self._endpoint.url)
             time.sleep(0.02)
-        return StagedServer(self._endpoint, candidate.digest, pids=(process.pid,))
+        return StagedServer(self._endpoint, candidate.digest)
 
     def find(self) -> StagedServer | None:
         if not self._record.exists() or not self._answers():
             return None
         found = json.loads(self._record.read_text())
-        return StagedServer(self._endpoint, found["digest"], pids=(found["pid"],))
+        return StagedServer(self._endpoint, found["digest"])
 
     def stop(self, *, drain_seconds: float = 0) -> None:
         if not self._record.exists():
