@@ -332,5 +332,13 @@ def test_starting_it_again_gives_a_running_one_the_configuration_of_this_version
     assert known.place == site.place, "as whoever rolls back, or revives it, will write its routes"
 
 
+def test_new_settings_count_from_the_next_start_and_the_log_says_so(site, caplog) -> None:
+    site.start_router()
+    assert "settings of its start" not in caplog.text, "they are the same"
+    old, site.place = site.place, site.place.model_copy(update={"only_openai": True})
+    assert site.start_router().place == old
+    assert "settings of its start" in caplog.text
+
+
 def wait_status(site, status: int) -> None:
     until(lambda: ask_once(site.place.port, "POST", "/v2/logging", b"{}").status == status)

@@ -402,6 +402,8 @@ def start_router(
     with _one_starter(state.resolve()):
         known = router_of(state)
         if known is not None and known.runs:
+            if (known.place, known.slots) != (place, slots):
+                log.warning("the router has the settings of its start: stop and start its place", state=str(state))
             known.update_configuration()
             return known
         router = EnvoyRouter(RouterFiles(state.resolve()), place, slots)
