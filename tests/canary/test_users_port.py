@@ -199,6 +199,12 @@ def test_headers_that_arrive_slowly_do_not_hold_a_connection(port: int) -> None:
                 slow.sendall(b"x-drip: 1\r\n")
 
 
+def test_no_route_limits_the_time_of_an_answer(site: Site) -> None:
+    (table,) = json.loads(site.router.files.routes.read_text())["resources"][0]["virtual_hosts"]
+    assert {route["route"]["timeout"] for route in table["routes"] if "route" in route} == {"0s"}
+
+
+@pytest.mark.thorough
 def test_an_answer_may_take_longer_than_any_limit_on_requests(site: Site, port: int) -> None:
     """Envoy's own limit on an answer is 15 seconds."""
     site.control.fault("blue", token_milliseconds=5_500.0)
