@@ -155,11 +155,6 @@ class ServedPlace:
     patience: Patience
 
 
-def slot_servers(place: TargetPlace) -> dict[SlotName, SlotServer]:
-    """The servers of both slots."""
-    return {"blue": place.blue, "green": place.green}
-
-
 def slot_endpoint(server: SlotServer) -> Endpoint:
     """Where a slot's server answers, past the router."""
     return server.endpoint if isinstance(server, OpenAiSlot) else loopback_endpoint(server)
@@ -461,7 +456,7 @@ def open_slots(
     recognised: float = RECOGNISED,
 ) -> SlotControl:
     """What controls the servers of a place's slots; see `OpenAiSlots` and `TritonSlots`."""
-    servers = slot_servers(place)
+    servers = place.slots
     others = {slot: server for slot, server in servers.items() if isinstance(server, OpenAiSlot)}
     if others:
         return OpenAiSlots(store, target, state_root, servers=others, recognised=recognised)

@@ -91,6 +91,11 @@ class TargetPlace(ConfigModel):
                 raise ValueError("users name the model: both slots must serve it under one openai_model")
         return self
 
+    @property
+    def slots(self) -> dict[Literal["blue", "green"], SlotServer]:
+        """The servers of both slots."""
+        return {"blue": self.blue, "green": self.green}
+
     def servers_here(self) -> dict[str, ServerPorts]:
         """The servers that take ports of this host, by name."""
         servers = {"staging": self.staging, "comparison": self.comparison, "blue": self.blue, "green": self.green}

@@ -15,7 +15,7 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.quantities import duration
 from llm_pipeline.canary.record import LEASE_SECONDS, CanaryRecord, Phase, lease_name
 from llm_pipeline.canary.router import Patience, SlotName, TrafficRouter, all_to, open_router, router_as_it_is
-from llm_pipeline.canary.slots import ServedPlace, slot_servers, slots_of
+from llm_pipeline.canary.slots import ServedPlace, slots_of
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
 from llm_pipeline.store.lease import Lease, LeaseHeld, LeaseLost
@@ -136,7 +136,7 @@ def place_with_router(store: ArtifactStore, deployment: Deployment, model_id: st
 def router_here(deployment: Deployment, target: str) -> TrafficRouter | None:
     """The router of a place as it is, running or not; None where none ever ran."""
     place = deployment.places[target]
-    return router_as_it_is(place.router, slot_servers(place), _router_state(deployment, target))
+    return router_as_it_is(place.router, place.slots, _router_state(deployment, target))
 
 
 def start_router(deployment: Deployment, target: str, production: SlotName) -> TrafficRouter:
@@ -146,7 +146,7 @@ def start_router(deployment: Deployment, target: str, production: SlotName) -> T
         PipelineError: It cannot be started.
     """
     place, initial = deployment.places[target], all_to(production, owner="production", epoch=0)
-    return open_router(place.router, slot_servers(place), _router_state(deployment, target), initial=initial)
+    return open_router(place.router, place.slots, _router_state(deployment, target), initial=initial)
 
 
 def _router_state(deployment: Deployment, target: str) -> Path:

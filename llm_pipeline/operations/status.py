@@ -25,7 +25,7 @@ from llm_pipeline.base.records import Frozen
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.record import CanaryRecord, Phase, read_canary_record, standing_pause
 from llm_pipeline.canary.router import ALL, RouterCondition, RouteState, SlotName, StartedRouter
-from llm_pipeline.canary.slots import generates, slot_endpoint, slot_servers, slot_state, slots_of
+from llm_pipeline.canary.slots import generates, slot_endpoint, slot_state, slots_of
 from llm_pipeline.config.deployment import Deployment, TargetPlace
 from llm_pipeline.config.server_place import OpenAiSlot, ServerPorts
 from llm_pipeline.inspection.table import labelled, readable_time
@@ -296,7 +296,7 @@ def _found_here(store: ArtifactStore, deployment: Deployment, place: str, known:
     router, traffic = _router(deployment, place)
     slots, heard = slots_of(store, deployment, place), last_heard(store, place)
     servers: dict[SlotName, ServerStatus] = {}
-    for slot, server in slot_servers(config).items():
+    for slot, server in config.slots.items():
         digest, running = slots.served(slot), find_server(slot_state(root, place, slot))
         condition: ServerCondition = "is running but gives no answer" if digest else "stopped"
         if slots.ended(slot):

@@ -23,7 +23,7 @@ from llm_pipeline.canary.evidence import all_ended
 from llm_pipeline.canary.moving import LEFT_ALONE, end_canary, have_answering, retire, token_of, traffic_to
 from llm_pipeline.canary.record import CanaryJournal, Phase, latest_canary
 from llm_pipeline.canary.router import ALL, SLOTS, RouterUnavailable, StartedRouter, TrafficRouter, all_to
-from llm_pipeline.canary.slots import ServedPlace, slot_servers
+from llm_pipeline.canary.slots import ServedPlace
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.server_place import ServerPorts
 from llm_pipeline.operations.rollback import roll_back
@@ -163,7 +163,7 @@ def end_here(deployment: Deployment, place: str) -> None:
     router = router_here(deployment, place)
     if isinstance(router, StartedRouter):
         router.stop()
-    for server in (*slot_servers(deployment.places[place]), STAGING, COMPARISON):
+    for server in (*deployment.places[place].slots, STAGING, COMPARISON):
         stop_server(state / server)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from llm_pipeline.base.errors import IntegrityError, Transient
 from llm_pipeline.base.records import ArtifactRef, Frozen
-from llm_pipeline.canary.slots import OpenAiSlots, SlotControl, slot_endpoint, slot_servers, slots_of
+from llm_pipeline.canary.slots import OpenAiSlots, SlotControl, slot_endpoint, slots_of
 from llm_pipeline.inspection.verification import verify_reference
 from llm_pipeline.operations.status import Health, PlaceStatus, deployment_status
 from llm_pipeline.serving.endpoint_access import require_served
@@ -61,7 +61,7 @@ def verify_place(store: ArtifactStore, deployment: Deployment, place: str) -> It
     slots = slots_of(store, deployment, place)
     named = {one.repository.digest: one for one in (found.previous, found.production) if one is not None}
     answering = {server.slot: server.digest for server in found.servers if server.condition == "answers"}
-    for slot, server in slot_servers(deployment.places[place]).items():
+    for slot, server in deployment.places[place].slots.items():
         if (pointer := named.get(answering.get(slot, ""))) is not None:
             for what, problem in _live(slots, slot, slot_endpoint(server), pointer.repository):
                 yield Check(place=place, what=f"{what} of {slot}", problem=problem)

@@ -21,7 +21,7 @@ from llm_pipeline.base.adapters import adapter
 from llm_pipeline.base.directory_listing import list_directory
 from llm_pipeline.base.errors import ConfigError, PipelineError, refuse
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.canary.slots import slot_servers, slot_state
+from llm_pipeline.canary.slots import slot_state
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.release.contract import EnvironmentName
 from llm_pipeline.release.loading import LoadedRelease
@@ -207,7 +207,7 @@ def refuse_foreign_servers(store: ArtifactStore, deployment: Deployment, place: 
         ForeignServer: There is one.
         PipelineError: The store cannot be read, or a server's record.
     """
-    for slot in slot_servers(deployment.places[place]):
+    for slot in deployment.places[place].slots:
         state = slot_state(Path(deployment.state_root), place, slot)
         server = find_server(state)
         if server is None or not server.digest:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from llm_pipeline.canary.router import SlotName, TrafficRouter, all_to, open_router
-from llm_pipeline.canary.slots import RECOGNISED, SlotControl, open_slots, slot_servers
+from llm_pipeline.canary.slots import RECOGNISED, SlotControl, open_slots
 from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.config.model import ConfigModel, Name
 from llm_pipeline.config.release import Drill
@@ -56,7 +56,7 @@ class PlaceConfig(ConfigModel):
     def open_router(self, slot: SlotName, owner: str) -> TrafficRouter:
         """The place's router; one that is not there yet starts with all traffic on a slot."""
         initial = all_to(slot, owner=owner, epoch=0)
-        return open_router(self.place.router, slot_servers(self.place), self.router_state, initial=initial)
+        return open_router(self.place.router, self.place.slots, self.router_state, initial=initial)
 
     def slots(self, store: ArtifactStore, drill: Drill | None = None, *, recognised: float = RECOGNISED) -> SlotControl:
         """What controls the servers of the place's slots.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from llm_pipeline.base.records import Metric
 from llm_pipeline.canary.record import Phase
 from llm_pipeline.canary.router import Patience, router_as_it_is
-from llm_pipeline.canary.slots import ServedPlace, slot_servers
+from llm_pipeline.canary.slots import ServedPlace
 from llm_pipeline.operations.rollback import ensure_rolled_back
 from llm_pipeline.release.contract import Inputs, Stage, StageContext, StageOutput
 from llm_pipeline.stages.place_config import PlaceConfig
@@ -29,7 +29,7 @@ class RollbackConfig(PlaceConfig):
 def run(context: StageContext[RollbackConfig]) -> StageOutput:
     """Roll an unfinished canary back; say what was found."""
     config = context.config
-    router = router_as_it_is(config.place.router, slot_servers(config.place), config.router_state)
+    router = router_as_it_is(config.place.router, config.place.slots, config.router_state)
     slots, patience = config.slots(context.store), Patience.with_router(config.place.router)
     place = ServedPlace(context.store, config.model_id, config.target, router, slots, patience)
     record = ensure_rolled_back(place, context.request.release_id, leave_paused=config.leave_paused)

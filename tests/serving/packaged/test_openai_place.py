@@ -18,7 +18,6 @@ from llm_pipeline.adapters.envoy.adapter import EnvoyPlace
 from llm_pipeline.adapters.envoy.router import EnvoyRouter, start_router, stop_router
 from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.canary.router import all_to
-from llm_pipeline.canary.slots import slot_servers
 from llm_pipeline.config.deployment import TargetPlace
 from llm_pipeline.operations.status import curl_line
 from llm_pipeline.serving.triton_server import RunningServer
@@ -44,7 +43,7 @@ def place(version, start, tmp_path_factory) -> Iterator[Place]:  # noqa: F811
     config = TargetPlace(staging=green, blue=blue, green=green, router=router)
     try:
         everything = all_to("blue", owner="test", epoch=0)
-        envoy = start_router(router, slot_servers(config), root / "router", initial=everything)
+        envoy = start_router(router, config.slots, root / "router", initial=everything)
         envoy.name_release("blue", "release-1")
         yield Place(config, envoy, server)
     finally:
