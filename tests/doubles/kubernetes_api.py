@@ -183,8 +183,8 @@ class KubernetesApi(FaultyApi, Kubelet):
         if kind == "services":
             del self._objects[kind][name]
             return
-        pods = [pod for pod in self._pods.values() if name in (pod.job, pod.name, pod.name.removesuffix("-0"))]
-        for document in (*([self.object(kind, name)] if kind != "pods" else []), *(pod.object for pod in pods)):
+        pods = [pod for pod in self._pods.values() if name in (pod.job, pod.name.removesuffix("-0"))]
+        for document in (self.object(kind, name), *(pod.object for pod in pods)):
             document["metadata"]["deletionTimestamp"] = _stamp()
         threading.Thread(target=self._collect, args=(kind, name, pods), daemon=True).start()
 
@@ -194,7 +194,7 @@ class KubernetesApi(FaultyApi, Kubelet):
         with self._lock:
             for pod in pods:
                 self._pods.pop(pod.name, None)
-            self._objects.get(kind, {}).pop(name, None)
+            self._objects[kind].pop(name, None)
 
 
 def check(manifest: Document) -> None:
