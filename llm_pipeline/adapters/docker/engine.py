@@ -43,17 +43,10 @@ class Engine:
 
     @property
     def client(self) -> Any:
-        """A `docker.DockerClient`.
-
-        Raises:
-            Unsupported: The Docker SDK is not installed here.
-        """
+        """A `docker.DockerClient`, for what is done within `engine_answers`."""
         if self._client is None:
-            try:
-                import docker
-            except ImportError as error:
-                problem = "containers need the Docker SDK, which is not installed in this interpreter"
-                raise Unsupported(problem, hint="pip install 'llm-pipeline[docker]'") from error
+            import docker
+
             self._client = docker.from_env(timeout=_TIMEOUT_SECONDS)
         return self._client
 
@@ -139,13 +132,17 @@ class Engine:
 
 @contextlib.contextmanager
 def engine_answers() -> Iterator[None]:
-    """Errors of the connection to the engine, as ours."""
+    """Errors of the connection to the engine, as ours.
+
+    Raises:
+        Unsupported: The Docker SDK is not installed here.
+    """
     try:
         import requests
         from docker.errors import DockerException
-    except ImportError:
-        yield  # `Engine.client` says what is missing
-        return
+    except ImportError as error:
+        problem = "containers need the Docker SDK, which is not installed in this interpreter"
+        raise Unsupported(problem, hint="pip install 'llm-pipeline[docker]'") from error
     try:
         yield
     except (DockerException, requests.RequestException) as error:
