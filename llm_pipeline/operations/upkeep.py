@@ -277,6 +277,9 @@ def promote(
         if record is None or record.phase is not Phase.PROMOTED or record.repository != repository:
             how = "has no canary" if record is None else f"has a canary that is {record.phase}"
             raise NotPromoted(f"release {release_id} {how} on {target}", hint="production is as it was")
+        left = state.way_back
+        if left is not None and (left.left, left.began_at) == (release_id, record.began_at):  # done or not
+            raise NotPromoted(f"release {release_id} was rolled back on {target} by {left.by}", hint="run it again")
         if record.production_since != (serves.promoted_at if serves else None):
             hint = "run the release again: its canary starts from the beginning"
             raise NotPromoted(f"production on {target} has moved since release {release_id} was promoted", hint=hint)

@@ -154,6 +154,21 @@ def test_between_promotion_and_settlement_the_server_that_holds_the_traffic_is_t
         site.settle("r1")
 
 
+def test_what_somebody_was_killed_rolling_back_is_not_settled(site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dies(*_: object, **__: object) -> None:
+        raise Killed
+
+    promoted(site)
+    with monkeypatch.context() as patch:
+        patch.setattr(way_back, "end_canary", dies)
+        with pytest.raises(Killed):
+            site.roll_back()
+    with pytest.raises(NotPromoted, match="r1 was rolled back on cpu by anna"):
+        site.settle("r1")
+    assert carry_on(site.place) is not None
+    assert site.serving() == "r0"
+
+
 def test_production_whose_previous_release_does_not_start_stays(site) -> None:
     site.release("r1")
     site.running.discard("blue")
