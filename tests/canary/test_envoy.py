@@ -174,7 +174,7 @@ def test_a_candidate_that_was_just_ejected_answers_where_stable_dies(site) -> No
     shift(site, split(98))
     site.control.stop("green")
     assert ask(site, 100) == {(200, "blue")}
-    assert site.router.usable("green") is False
+    until(lambda: site.router.usable("green") is False)
     site.control.ensure("green")
     site.control.stop("blue")
     assert ask(site, 100) == {(200, "green")}
