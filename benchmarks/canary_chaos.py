@@ -195,7 +195,7 @@ class Chaos:
         code, paths = -1, {kind: self.root / f"{request.release_id}-{request.stage}.{kind}" for kind in kinds}
         for attempt in range(TRIES):
             paths["request"].write_text(request.model_dump_json())
-            command = [sys.executable, "-m", "llm_pipeline", "stage", "run", request.stage]
+            command = [sys.executable, "-m", "llm_pipeline.stages", request.stage]
             command += [word for kind, path in paths.items() for word in (f"--{kind}", str(path))]
             self._stage = subprocess.Popen(command, start_new_session=True)
             code = self._stage.wait()

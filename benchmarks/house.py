@@ -47,8 +47,8 @@ def config_stops() -> list[tuple[str, str]]:
     from in_process_runner import scripted_stages
     from llm_pipeline_airflow.discovery import release_dags
 
-    from llm_pipeline.cli import main as command_line
     from llm_pipeline.release import execute
+    from llm_pipeline.release.process import main as stage_process
 
     operator_made = ("plugins/llm_pipeline_airflow/operators.py", "StageOperator.__init__")
     milestones = {
@@ -101,7 +101,7 @@ def config_stops() -> list[tuple[str, str]]:
         operator.poll_until_complete(job, context)
         shutil.rmtree(project.root / "store" / "stages")  # or its result would be reused
         with traced():
-            code = command_line(["stage", "run", STAGE, *arguments])
+            code = stage_process([STAGE, *arguments])
     if code:
         sys.exit(f"the stage ended with {code}")
     return list(found)

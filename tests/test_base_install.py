@@ -72,14 +72,15 @@ for module, arguments in json.loads(sys.argv[2]):
 json.dump(results, sys.stdout)
 """
 
-# The interpreter that stages are started with: `-P -m llm_pipeline` and the rest.
+# The interpreter that stages are started with: `-P -m llm_pipeline.stages` and the rest.
 _INTERPRETER = f"""#!{sys.executable}
 import sys
 sys.argv[1:1] = [BASE]
 {_HIDING}
 import runpy
+name = sys.argv[4]
 del sys.argv[1:5]
-runpy.run_module("llm_pipeline", run_name="__main__", alter_sys=True)
+runpy.run_module(name, run_name="__main__", alter_sys=True)
 """
 
 CLI = "llm_pipeline.cli"
@@ -115,10 +116,10 @@ MINIMAL: dict[str, Case] = {
     "runbook": (["runbook", "ConfigError"], 0, "ConfigError"),
     "schema": (["schema", "targets"], 0, '"accelerator"'),
     "completion": (["completion", "bash"], 4, "pip install 'llm-pipeline[control]'"),
-    "stage": (["stage", "run", "download", "--request", "DIR/no.json", "--result", "DIR/result"], 4, "no such request"),
 }
 PROGRAMS: dict[str, Case] = {
     "llm_pipeline.loadtest.client.__main__": (None, 4, "pip install 'llm-pipeline[control]'"),
+    "llm_pipeline.stages.__main__": (["download", "--request", "DIR/no", "--result", "DIR/it"], 4, "no such request"),
     "llm_pipeline.demo.__main__": (["down"], 4, "pip install 'llm-pipeline[control]'"),
 }
 

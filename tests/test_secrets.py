@@ -56,6 +56,7 @@ from free_ports import free_ports
 from local_hub import safetensors_bytes, serve_local_hub
 from secret_traces import ProcessWatch, forms, search
 from signing_keys import signing_with_new_keys
+from stage_interpreter import write_interpreter
 
 pytestmark = pytest.mark.slow
 
@@ -183,7 +184,14 @@ class Parts:
         self.local = store_settings(uri=(scene.left / "store").as_uri())
         self.unsignable = self.local.model_copy(update={"signing": wrong})
         self.runner = ProcessRunner(_deployment(scene.left, sys.executable, self.local, self.access))
-        self.scripted = ProcessRunner(_deployment(scene.left, str(_interpreter(place)), self.local, self.access))
+        self.scripted = ProcessRunner(
+            _deployment(
+                scene.left,
+                str(write_interpreter(place / "python", _SCRIPTS / "run_stage.py", REPOSITORY)),
+                self.local,
+                self.access,
+            )
+        )
 
     def run(self) -> None:
         """Processes side by side, and meanwhile what runs in this one."""
@@ -272,7 +280,7 @@ class Parts:
         (broken := self.place / "request.json").write_text(json.dumps(request))
         name = "stage, credentials in its request"
         started[name] = self._start(
-            name, "-m", "llm_pipeline", "stage", "run", "download",
+            name, "-m", "llm_pipeline.stages", "download",
             "--request", str(broken), "--result", str(self.scene.left / "broken.json"),
         )  # fmt: skip
         (asked := self.place / "operated.json").write_text(self.request("operated", self.in_s3).model_dump_json())
@@ -325,16 +333,6 @@ def _write_configs(place: Path, **deployment: object) -> Path:
     here = {"environments": {"control": sys.executable, "model": sys.executable}}
     path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | here | deployment))
     return configs / "releases" / "demo.yaml"
-
-
-def _interpreter(place: Path) -> Path:
-    """A python whose `-m llm_pipeline` runs the stage of `secret_scripts`."""
-    (script := place / "python").write_text(
-        '#!/bin/sh\nuntil [ "$1" = llm_pipeline ]; do shift; done\nshift\n'
-        f'exec {sys.executable} {_SCRIPTS}/run_stage.py "$@"\n'
-    )
-    script.chmod(0o755)
-    return script
 
 
 def _wait(runner: ProcessRunner, job: Job, *, kill: bool) -> None:
@@ -409,7 +407,11 @@ def test_a_stage_that_leaks_is_found_wherever_it_does(tmp_path: Path, monkeypatc
     (left := tmp_path / "left").mkdir()
     monkeypatch.setenv(HUB_TOKEN_VARIABLE, HUB_TOKEN.token)
     store, hub = store_settings(uri=(left / "store").as_uri()), HubAccess(endpoint="http://hub.example")
-    runner = ProcessRunner(_deployment(left, str(_interpreter(tmp_path)), store, hub))
+    runner = ProcessRunner(
+        _deployment(
+            left, str(write_interpreter(tmp_path / "python", _SCRIPTS / "run_stage.py", REPOSITORY)), store, hub
+        )
+    )
     file = HubFile(path="model.safetensors", size=1, sha256="0" * 64)
     model = PinnedModel(id="demo/leaked", commit="0" * 40, files=(file,))
     with ProcessWatch() as watch:

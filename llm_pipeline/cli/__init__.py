@@ -2,7 +2,7 @@
 
 | | |
 |---|---|
-| `init`, `plan`, `run`, `report`, `push`, `stage` | a release (`releases`) |
+| `init`, `plan`, `run`, `report`, `push` | a release (`releases`) |
 | `ls`, `show`, `verify`, `diff`, `claims`, `gc` | what a deployment's store holds (`store`) |
 | `status`, `start`, `stop`, `rollback`, `guard` | what serves users (`production`) |
 | `approve`, `approve-step`, `pause`, `resume` | what a person decides of a release on its way (`production`) |
@@ -17,7 +17,6 @@ something is damaged, or a fault of this program); 130 and 143 after Ctrl-C and 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import logging
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,8 +26,6 @@ from llm_pipeline import __version__
 from llm_pipeline.base.entry import ArgumentParser, entry_point, interruptible
 from llm_pipeline.base.errors import ExitCode
 from llm_pipeline.base.logging import FAILURES, write_readable_lines
-from llm_pipeline.cli import releases
-from llm_pipeline.cli.options import Commands
 
 _MAY_BE_EMPTY = "--reason"
 
@@ -38,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     _log_for_people()
     given = sys.argv[1:] if arguments is None else arguments
-    parser = _stage_parser() if given[:1] == ["stage"] else _parser()
+    parser = _parser()
     if not given:
         parser.print_help(sys.stderr)
         return ExitCode.BAD_INPUT
@@ -46,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(given)
     if getattr(options, "verbose", False):
         logging.getLogger("llm_pipeline.stage").setLevel(logging.INFO)
-    with contextlib.nullcontext() if options.command == "stage" else interruptible():  # a stage says how it ended
+    with interruptible():
         code: int = options.run(options)
     return code
 
@@ -66,7 +63,7 @@ def _refuse_empty(parser: ArgumentParser, arguments: Sequence[str]) -> None:
 
 
 def _parser() -> ArgumentParser:
-    from llm_pipeline.cli import editing, production, serving, store
+    from llm_pipeline.cli import editing, production, releases, serving, store
 
     tasks = {
         "Releases": (releases,),
@@ -75,7 +72,16 @@ def _parser() -> ArgumentParser:
         "Servers": (serving,),
         "Reading and editing": (editing,),
     }
-    parser, commands = _program()
+    parser = ArgumentParser(
+        prog="llm-pipeline",
+        usage="llm-pipeline COMMAND ...\n       llm-pipeline COMMAND --help",
+        description="Release language models, with recorded evidence at every gate.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", prog="llm-pipeline", help=argparse.SUPPRESS
+    )
     listed = commands._choices_actions  # noqa: SLF001 - argparse lists commands in one row; ours are told by task
     parts = []
     for task, modules in tasks.items():
@@ -96,27 +102,6 @@ def _command_lines(listed: Iterable[argparse.Action]) -> Iterator[str]:
     width = max(shutil.get_terminal_size().columns - 2, 40)
     for one in listed:
         yield from textwrap.wrap(one.help or "", width, initial_indent=f"  {one.dest:<13}", subsequent_indent=" " * 15)
-
-
-def _stage_parser() -> ArgumentParser:
-    """Without the other commands, whose modules and parsers take 10 ms of each of a release's processes."""
-    parser, commands = _program()
-    releases.add_stage(commands)
-    return parser
-
-
-def _program() -> tuple[ArgumentParser, Commands]:
-    parser = ArgumentParser(
-        prog="llm-pipeline",
-        usage="llm-pipeline COMMAND ...\n       llm-pipeline COMMAND --help",
-        description="Release language models, with recorded evidence at every gate.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(
-        dest="command", required=True, metavar="COMMAND", prog="llm-pipeline", help=argparse.SUPPRESS
-    )
-    return parser, commands
 
 
 def _log_for_people() -> None:

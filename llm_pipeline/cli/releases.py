@@ -1,4 +1,4 @@
-"""Commands about one release: `init`, `plan`, `run`, `stage`, `report`, `push`."""
+"""Commands about one release: `init`, `plan`, `run`, `report`, `push`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ def add_commands(commands: Commands) -> None:
     plan.add_argument("--json", action="store_true", help="print the plan as JSON")
     plan.add_argument("--output", type=Path, metavar="DIR", help="write plan.json and plan.txt there, too")
 
-    add_stage(commands)
     report = add_command(commands, "report", _report, "write a release's report again and print its path")
     report.add_argument(
         "reference", metavar="REF", help="a release (or the beginning of its id), production:org/model/target"
@@ -57,18 +56,6 @@ def add_commands(commands: Commands) -> None:
     push.add_argument("--target", default="", help="the target whose choice is meant, where targets chose differently")
     push.add_argument("--private", action="store_true", help="create it as a private one; refuse a public one")
     push.add_argument("--dry-run", action="store_true", help="only show the files and the card")
-
-
-def add_stage(commands: Commands) -> None:
-    """Add what a stage's process is started with: it needs no other command."""
-    stage = commands.add_parser("stage", help="run one stage (used by the runners)")
-    stage_commands = stage.add_subparsers(dest="stage_command", required=True)
-    stage_run = stage_commands.add_parser("run")
-    stage_run.add_argument("name")
-    stage_run.add_argument("--request", type=Path, required=True)
-    stage_run.add_argument("--result", required=True, help="file for the outcome, or store:JOB for the request's store")
-    stage_run.add_argument("--log", type=Path, help="file that takes all output of the stage")
-    stage_run.set_defaults(run=_stage_run)
 
 
 def _add_overrides(parser: argparse.ArgumentParser) -> None:
@@ -119,12 +106,6 @@ def _plan(options: argparse.Namespace) -> int:
         write_files(options.output, {"plan.json": document, "plan.txt": text})
     sys.stdout.write(document if options.json else text)
     return ExitCode.GO
-
-
-def _stage_run(options: argparse.Namespace) -> int:
-    from llm_pipeline.release.process import run_stage_process
-
-    return run_stage_process(options.name, options.request, options.result, options.log)
 
 
 def _report(options: argparse.Namespace) -> int:

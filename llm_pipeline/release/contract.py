@@ -1,6 +1,6 @@
 """The stage contract: what a stage is given, what it returns, and how it is declared.
 
-A stage is a process, `python -m llm_pipeline stage run <name> --request R --result F`. The request and the
+A stage is a process, `python -m llm_pipeline.stages <name> --request R --result F`. The request and the
 result are small JSON files; only references to artifacts cross them.
 """
 

@@ -1,4 +1,4 @@
-"""The entry point of a stage's process: it reads a request file and always writes an outcome.
+"""A stage's process: it reads a request file and always writes an outcome.
 
 The outcome is a file, or a document of the request's store where whoever started the process shares no file with it.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -15,6 +16,7 @@ from types import FrameType
 from pydantic import ValidationError
 
 from llm_pipeline.base.durable import replace_durably
+from llm_pipeline.base.entry import ArgumentParser, entry_point
 from llm_pipeline.base.errors import ConfigError, ExitCode, StageCancelled, StageOutOfTime
 from llm_pipeline.base.logging import FAILURES, get_logger, write_json_lines
 from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
@@ -29,37 +31,39 @@ IN_STORE = "store:"
 log = get_logger(__name__)
 
 
-def run_stage_process(name: str, request_path: Path, result: str, log_path: Path | None = None) -> ExitCode:
+@entry_point
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the stage of a request file and write its outcome.
-
-    Args:
-        name: The stage.
-        request_path: File with the `StageRequest`.
-        result: File for the outcome, or `store:<job name>` for the job's document in the request's store.
-        log_path: File that takes all output of this process; None leaves it where it goes.
 
     Raises:
         ConfigError: The request cannot be read or is for another stage.
         Transient: The outcome cannot be written now.
     """
-    if log_path is not None:  # all output, of this process and of what it starts
-        descriptor = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    parser = ArgumentParser(prog="python -m llm_pipeline.stages", description="Run one stage, for a runner.")
+    parser.add_argument("stage")
+    parser.add_argument("--request", type=Path, required=True)
+    parser.add_argument("--result", required=True, help="file for the outcome, or store:JOB for the request's store")
+    parser.add_argument("--log", type=Path, help="file that takes all output of the stage")
+    options = parser.parse_args(arguments)
+    if options.log:  # all output, of this process and of what it starts
+        descriptor = os.open(options.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
         os.close(descriptor)
     os.environ.setdefault("TQDM_DISABLE", "1")  # a task log has lines, not bars; read when a library imports tqdm
     write_json_lines()
     try:
-        request = StageRequest.model_validate_json(request_path.read_bytes())
+        request = StageRequest.model_validate_json(options.request.read_bytes())
     except FileNotFoundError as problem:
-        raise ConfigError("no such request file", where=str(request_path)) from problem
+        raise ConfigError("no such request file", where=str(options.request)) from problem
     except ValidationError as problem:
-        raise ConfigError(f"not a stage request: {problem}", where=str(request_path)) from problem
-    if request.stage != name:
-        raise ConfigError(f"the request is for stage {request.stage!r}, not {name!r}", where=str(request_path))
+        raise ConfigError(f"not a stage request: {problem}", where=str(options.request)) from problem
+    if request.stage != options.stage:
+        problem = f"the request is for stage {request.stage!r}, not {options.stage!r}"
+        raise ConfigError(problem, where=str(options.request))
     signal.signal(signal.SIGTERM, _cancel)
     try:
-        with ended_by(request.time_limit, partial(_give_up, request, result)):
+        with ended_by(request.time_limit, partial(_give_up, request, options.result)):
             outcome = execute(request)
     except _Cancelled:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -71,7 +75,7 @@ def run_stage_process(name: str, request_path: Path, result: str, log_path: Path
         get_logger(FAILURES).error("%s", error)
         outcome = StageFailure.of(request, error)
         record_failure(request.store, outcome)
-    _write(request, result, outcome)
+    _write(request, options.result, outcome)
     return ExitCode.GO if isinstance(outcome, StageResult) else outcome.error.exit_code
 
 

@@ -157,6 +157,15 @@ def read_outcome(job: Job) -> StageResult | None:
     return result_of(outcome)
 
 
+def stage_command(python: str, stage: str, job: Job) -> list[str]:
+    """What runs a stage with a job's files.
+
+    Without `-P`, a directory that is named as a library (`triton/`) beside whoever starts it would be imported.
+    """
+    files = ["--request", str(job.request), "--result", str(job.result)]
+    return [python, "-P", "-m", "llm_pipeline.stages", stage, *files]
+
+
 class StageRunner(Protocol):
     """What every runner offers. None of it depends on which process submitted a job."""
 

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import shutil
-import stat
 import subprocess
 import sys
 import tempfile
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(REPOSITORY / "tests" / folder) for folder in ("", "doubles", "airflow", "hub", "notifications")]
 STAGES = Path(__file__).parent / "stages_for_tests" / "run_stage.py"
+
+from stage_interpreter import write_interpreter
 
 if importlib.util.find_spec("airflow") is None:  # the model environment
     collect_ignore_glob = ["test_*.py"]
@@ -112,7 +113,10 @@ def write_project(root: Path, *, approval: bool = False) -> Project:
         "releases/tiny.yaml": RELEASE.format(approval=str(approval).lower()),
         "policies/quick.yaml": POLICY,
         "deployments/here.yaml": DEPLOYMENT.format(
-            root=root, python=_interpreter(root), place_a=PLACE.format(1861, 1862), place_b=PLACE.format(1863, 1864)
+            root=root,
+            python=write_interpreter(root / "python", STAGES, REPOSITORY, REPOSITORY / "plugins"),
+            place_a=PLACE.format(1861, 1862),
+            place_b=PLACE.format(1863, 1864),
         ),
         "quantization/small.yaml": "weights: int4_blockwise",
         "quantization/large.yaml": "weights: int8_weight_only",
@@ -125,17 +129,6 @@ def write_project(root: Path, *, approval: bool = False) -> Project:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return Project(root=root, config=root / "configs/releases/tiny.yaml")
-
-
-def _interpreter(root: Path) -> Path:
-    """A python whose `-m llm_pipeline` is the tests' stages, of this working tree also in a container's environment."""
-    script, path = root / "python", f"{REPOSITORY}:{REPOSITORY / 'plugins'}"
-    script.write_text(
-        '#!/bin/sh\nuntil [ "$1" = llm_pipeline ]; do shift; done\nshift\n'
-        f'PYTHONPATH={path}:$PYTHONPATH exec {sys.executable} {STAGES} "$@"\n'
-    )
-    script.chmod(script.stat().st_mode | stat.S_IXUSR)
-    return script
 
 
 @pytest.fixture

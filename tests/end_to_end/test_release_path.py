@@ -173,7 +173,7 @@ def _wait_for_stage(site, name: str, runner: subprocess.Popen[str], seconds: flo
                 arguments = (process / "cmdline").read_bytes().decode().split("\0")
             except OSError:
                 continue
-            if ["stage", "run", name] == arguments[4:7] and str(site.layout.root) in " ".join(arguments):
+            if ["llm_pipeline.stages", name] == arguments[3:5] and str(site.layout.root) in " ".join(arguments):
                 return int(process.name)
         time.sleep(0.3)
     raise AssertionError(f"stage {name} did not start")

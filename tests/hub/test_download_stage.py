@@ -72,7 +72,7 @@ def test_the_log_of_a_download_holds_no_signature_also_when_its_user_debugs_the_
     redirect_to_a_signed_url(local_hub, commit, path=path)
     (asked_path := tmp_path / "request.json").write_text(asked.model_dump_json())
     log, result = tmp_path / "log.jsonl", tmp_path / "result.json"
-    command = [sys.executable, "-m", "llm_pipeline", "stage", "run", "download"]
+    command = [sys.executable, "-m", "llm_pipeline.stages", "download"]
     command += ["--request", str(asked_path), "--result", str(result), "--log", str(log)]
     debugging = {"HF_DEBUG": "1", "HF_HUB_VERBOSITY": "debug"}
     subprocess.run(command, env=os.environ | debugging, check=False, timeout=60)

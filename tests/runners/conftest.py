@@ -31,6 +31,7 @@ sys.path[:0] = [str(REPOSITORY / "tests"), str(REPOSITORY / "tests" / "doubles")
 
 from container_engine import real_engine
 from docker_engine import IMAGE
+from stage_interpreter import write_interpreter
 from waiting import until
 
 
@@ -77,14 +78,8 @@ class Place:
 
 @pytest.fixture
 def python(tmp_path: Path) -> str:
-    """A python whose `-m llm_pipeline` is the tests' stage."""
-    script = tmp_path / "python"
-    script.write_text(
-        '#!/bin/sh\nuntil [ "$1" = llm_pipeline ]; do shift; done\nshift\n'
-        f'PYTHONPATH={REPOSITORY} exec {sys.executable} {STAGE} "$@"\n'
-    )
-    script.chmod(0o755)
-    return str(script)
+    """A python whose stage is that of the tests."""
+    return str(write_interpreter(tmp_path / "python", STAGE, REPOSITORY))
 
 
 @pytest.fixture

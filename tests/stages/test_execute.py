@@ -210,7 +210,7 @@ SLOW = ("aiohttp", "httpx", "huggingface_hub", "numpy", "torch")
 _PROGRAM = """
 import sys
 from llm_pipeline.release.flow import release_flow
-from llm_pipeline.release.process import run_stage_process
+from llm_pipeline.release.process import main
 from llm_pipeline.release.execute import load_stage
 
 for step in release_flow():

@@ -31,7 +31,7 @@ def run_stage(tmp_path: Path, limit: TimeLimit, **script: Any):
     )
     (tmp_path / "request.json").write_text(request.model_dump_json())
     result = tmp_path / "result.json"
-    command = [sys.executable, str(STAGE), "stage", "run", "choose", "--request", str(tmp_path / "request.json")]
+    command = [sys.executable, str(STAGE), "choose", "--request", str(tmp_path / "request.json")]
     environment = {**os.environ, "TEST_GRACE_SECONDS": "0.3", "TEST_REUSABLE": "1"}
     ended = subprocess.run(
         [*command, "--result", str(result)], env=environment, capture_output=True, text=True, timeout=90, check=False

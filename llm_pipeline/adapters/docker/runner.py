@@ -28,6 +28,7 @@ from llm_pipeline.runners.runner import (
     locked_jobs,
     read_lines,
     read_outcome,
+    stage_command,
 )
 from llm_pipeline.runners.shared import INSTALL_IN_IMAGE, crash, environment_of, image_of, job_base_name, request_labels
 from llm_pipeline.runners.stage_environment import withheld_secrets
@@ -162,10 +163,7 @@ def _container_options(
     return {
         "image": image.run,
         "name": job.name,
-        "command": [
-            *(environment.python, "-m", "llm_pipeline", "stage", "run", request.stage),
-            *("--request", str(job.request), "--result", str(job.result), "--log", str(job.log)),
-        ],
+        "command": [*stage_command(environment.python, request.stage, job), "--log", str(job.log)],
         "environment": given | STAGE_VARIABLES | {"HOME": "/tmp", CONTAINER_VARIABLE: image.recorded},  # noqa: S108
         "labels": request_labels(request),
         "mounts": [

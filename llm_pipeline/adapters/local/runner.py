@@ -14,14 +14,20 @@ from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.files import how_to_make_an_interpreter
 from llm_pipeline.release.contract import StageRequest, StageResult
-from llm_pipeline.runners.runner import Job, Placement, latest_number, locked_jobs, read_lines, read_outcome
+from llm_pipeline.runners.runner import (
+    Job,
+    Placement,
+    latest_number,
+    locked_jobs,
+    read_lines,
+    read_outcome,
+    stage_command,
+)
 from llm_pipeline.runners.shared import crash
 from llm_pipeline.runners.stage_environment import stage_environment
 
 _BATCH_NICENESS = 10
 _START_SECONDS = 60
-_PACKAGE = ("-P", "-m", "llm_pipeline")
-"""Without `-P`, a directory that is named as a library (`triton/`) beside whoever starts a stage would be imported."""
 
 
 class ProcessRunner:
@@ -39,7 +45,7 @@ class ProcessRunner:
             ConfigError: The interpreter does not run this package.
         """
         python = environment.python
-        command = [python, *_PACKAGE, "--version"]
+        command = [python, "-P", "-m", "llm_pipeline", "--version"]
         if not os.access(python, os.X_OK):
             raise ConfigError(f"there is no interpreter at {python}", hint=how_to_make_an_interpreter())
         try:
@@ -73,11 +79,9 @@ class ProcessRunner:
             job = job.model_copy(update={"directory": base / str(number + 1)})
             job.directory.mkdir()
             job.request.write_text(text)
-            command = [python, *_PACKAGE, "stage", "run", request.stage]
-            command += ["--request", str(job.request), "--result", str(job.result)]
             process = detached.start(
                 f"stage {request.stage} {request.subject}".strip(),
-                command,
+                stage_command(python, request.stage, job),
                 job.record,
                 log=job.log,
                 environment=stage_environment(request, self._deployment),

@@ -1,4 +1,4 @@
-"""The interpreter of the tests' deployment runs this instead of `-m llm_pipeline`: the real stage process, whose
+"""The interpreter of the tests' deployment runs this instead of `-m llm_pipeline.stages`: the real stage process, whose
 stages keep their names, configurations and keys but do no work. `script.json` in the work root tells how each ends.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from llm_pipeline.base.collector import spare_imports
 from llm_pipeline.store.signed_documents import replace_document
 
-spare_imports()  # as `python -m llm_pipeline` does
+spare_imports()  # as `python -m llm_pipeline.stages` does
 
 from llm_pipeline.base.errors import ConfigError, Transient
 from llm_pipeline.base.logging import get_logger
@@ -148,6 +148,6 @@ def resolve(context: StageContext) -> StageOutput:
 
 if __name__ == "__main__":
     execute.load_stage = load_stage
-    from llm_pipeline.cli import main
+    from llm_pipeline.release.process import main
 
     raise SystemExit(main(sys.argv[1:]))

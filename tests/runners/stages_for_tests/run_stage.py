@@ -1,5 +1,5 @@
-"""The interpreters of the runners' tests run this instead of `-m llm_pipeline`: the real stage process, with a stage
-that does what its configuration says.
+"""The interpreters of the runners' tests run this instead of `-m llm_pipeline.stages`: the real stage process, with a
+stage that does what its configuration says.
 """
 
 from __future__ import annotations
@@ -61,6 +61,6 @@ if __name__ == "__main__":
     stage = Stage(name="choose", version=1, config=Script, run=run, reusable="TEST_REUSABLE" in os.environ)
     execute.load_stage = lambda _name: stage
     time_limit.GRACE_SECONDS = float(os.environ.get("TEST_GRACE_SECONDS", time_limit.GRACE_SECONDS))
-    from llm_pipeline.cli import main
+    from llm_pipeline.release.process import main
 
     raise SystemExit(main(sys.argv[1:]))

@@ -16,7 +16,7 @@ from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.environment import EnvironmentModel
 from llm_pipeline.config.model import AbsolutePath, Word
 from llm_pipeline.release.contract import StageRequest, StageResult
-from llm_pipeline.runners.runner import Job, Placement, read_lines, read_outcome
+from llm_pipeline.runners.runner import Job, Placement, read_lines, read_outcome, stage_command
 from llm_pipeline.runners.shared import environment_of
 
 
@@ -51,8 +51,7 @@ class BatchRunner:
             log_command=f"acme log {environment.partition}/{directory.name[:8]}",
         )  # fmt: skip
         job.request.write_text(text)
-        command = [environment.python, "-m", "llm_pipeline", "stage", "run", request.stage]
-        command += ["--request", str(job.request), "--result", str(job.result)]
+        command = stage_command(environment.python, request.stage, job)
         with job.log.open("wb") as log:
             subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, env=dict(os.environ), check=False)
         return job
