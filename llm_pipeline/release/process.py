@@ -59,8 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValidationError as problem:
         raise ConfigError(f"not a stage request: {problem}", where=str(options.request)) from problem
     if request.stage != options.stage:
-        problem = f"the request is for stage {request.stage!r}, not {options.stage!r}"
-        raise ConfigError(problem, where=str(options.request))
+        raise ConfigError(f"the request is for {request.stage!r}, not {options.stage!r}", where=str(options.request))
     signal.signal(signal.SIGTERM, _cancel)
     try:
         with ended_by(request.time_limit, partial(_give_up, request, options.result)):
