@@ -40,9 +40,8 @@ from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
 from lm_eval.evaluator import evaluate
 from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_text
 
-from llm_pipeline.accuracy.evaluation import NotFinite
+from llm_pipeline.accuracy.evaluation import NotFinite, TaskMetric, judged_by, share_of
 from llm_pipeline.accuracy.gate import ItemPlace, document_clusters
-from llm_pipeline.accuracy.task_metrics import TaskMetric, judged_by, share_of
 from llm_pipeline.accuracy.tasks import LoadedTasks, task_failure
 from llm_pipeline.artifacts.checkpoint_directory import check_directory
 from llm_pipeline.artifacts.checkpoint_loading import load_config

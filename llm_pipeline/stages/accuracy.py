@@ -9,7 +9,7 @@ from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.quantization import Precision
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.release.contract import Inputs, Stage, StageContext, StageOutput
-from llm_pipeline.stages.request_parts import evaluation_output, kept_answers, scored_data
+from llm_pipeline.stages.baseline import evaluation_output, kept_answers, scored_data
 
 if TYPE_CHECKING:
     from llm_pipeline.release_progress import ReleaseProgress

@@ -37,7 +37,7 @@ from llm_pipeline.config.deployment import HubAccess
 from llm_pipeline.config.model import ConfigModel, DataSetName, Revision
 from llm_pipeline.config.release import CheckpointEvaluation, TaskOptions
 from llm_pipeline.release.contract import Inputs, Produced, Stage, StageContext, StageOutput
-from llm_pipeline.stages.request_parts import task_data
+from llm_pipeline.stages.baseline import task_data
 
 if TYPE_CHECKING:
     from llm_pipeline.hub.sources import DataSets
@@ -100,8 +100,7 @@ def run(context: StageContext[EvalDataConfig]) -> StageOutput:
     held: list[HeldDataSet] = []
     if calls:
         # here: the hub's client loads slowly, and tasks that bring their data ask no hub
-        from llm_pipeline.hub.data_set_files import copy_files
-        from llm_pipeline.hub.sources import open_data_sets
+        from llm_pipeline.hub.sources import copy_files, open_data_sets
 
         source = open_data_sets(config.source, config.hub)
         copy = partial(copy_files, source, Path(context.request.work_root) / "datasets")

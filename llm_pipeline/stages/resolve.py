@@ -210,7 +210,7 @@ def _calibration_files(loaded: LoadedRelease, calibration: Calibration) -> list[
             found.append(_SourceFile(path, path.name))
             continue
         from llm_pipeline.hub.access import connect
-        from llm_pipeline.hub.data_set_files import fetch_dataset_file
+        from llm_pipeline.hub.sources import fetch_dataset_file
 
         wanted = named_set(source, chat=calibration.chat_template)
         access, kept = loaded.deployment.hub, Path(loaded.deployment.work_root) / "datasets"

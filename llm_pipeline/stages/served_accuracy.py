@@ -12,7 +12,8 @@ from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.policy import AccuracyPolicy
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.release.contract import Inputs, Stage, StageContext, StageOutput
-from llm_pipeline.stages.request_parts import evaluation_output, scored_data, staging_endpoint
+from llm_pipeline.stages.baseline import evaluation_output, scored_data
+from llm_pipeline.stages.request_parts import staging_endpoint
 
 if TYPE_CHECKING:
     from llm_pipeline.release_progress import ReleaseProgress

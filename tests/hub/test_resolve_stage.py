@@ -16,7 +16,7 @@ from llm_pipeline.catalog import named_sets
 from llm_pipeline.config.overrides import Overrides
 from llm_pipeline.demo.hub import publish_revision
 from llm_pipeline.hub.access import Hub, NotOnTheHub
-from llm_pipeline.hub.data_set_files import fetch_dataset_file
+from llm_pipeline.hub.sources import fetch_dataset_file
 from llm_pipeline.planning import host
 from llm_pipeline.quantization.calibration import read_sources
 from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult

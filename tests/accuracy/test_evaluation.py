@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llm_pipeline.accuracy.task_metrics import judged_by
+from llm_pipeline.accuracy.evaluation import judged_by
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.config.release import TaskOptions
 
