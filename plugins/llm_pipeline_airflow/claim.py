@@ -17,11 +17,10 @@ from llm_pipeline.base.logging import Lines
 from llm_pipeline.release.claim import AirflowRun, Claimant, ReleaseClaim
 from llm_pipeline.release.loading import ConfiguredRelease, load_release
 from llm_pipeline.store import open_store
-from llm_pipeline_airflow.commit_of_run import revision_of_run
 from llm_pipeline_airflow.connections import config_with_secrets
 from llm_pipeline_airflow.ended import who_ended
 from llm_pipeline_airflow.faults import get_logger, refused
-from llm_pipeline_airflow.form import overrides_of
+from llm_pipeline_airflow.started_run import overrides_of, revision_of_run
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

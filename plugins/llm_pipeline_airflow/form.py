@@ -6,21 +6,14 @@ the run's first task, before it waits for its turn, and again by `resolve`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from airflow.sdk import Param
 
-from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.config.overrides import Overrides
 from llm_pipeline.config.release import ModelSource
-from llm_pipeline_airflow.commit_of_run import run_name
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
-
-    from llm_pipeline.release.loading import ConfiguredRelease, LoadedRelease
-
+    from llm_pipeline.release.loading import LoadedRelease
 
 _REVISION: str = ModelSource.model_json_schema()["properties"]["revision"]["pattern"]
 
@@ -65,29 +58,8 @@ def form_of(loaded: LoadedRelease) -> dict[str, Param]:
         ),
     }
     if config.ladder.strategy == "every":
-        del fields["strategy"]  # see `overrides_of`
+        del fields["strategy"]  # see `started_run.overrides_of`
     return fields
-
-
-def overrides_of(params: Mapping[str, Any], loaded: ConfiguredRelease) -> Overrides:
-    """What a run's parameters have otherwise than its config.
-
-    Raises:
-        ConfigError: The config does not have what is asked for, or the run cannot do it.
-    """
-    overrides = Overrides.of(params).effective(loaded.config)
-    if overrides.strategy == "climb":
-        raise ConfigError(
-            f"strategy: the DAG of release {loaded.config.name} tries all recipes at once, and cannot climb",
-            where=str(loaded.path),
-            hint="set ladder.strategy of the release config to climb, or name fewer recipes; nothing was started",
-        )
-    return overrides
-
-
-def who_started(context: Context) -> str:
-    """The person who started a run; its name where Airflow knows nobody."""
-    return getattr(context["dag_run"], "triggering_user_name", None) or f"run {run_name(context)}"
 
 
 def _some(known: tuple[str, ...], title: str, description: str) -> Param:

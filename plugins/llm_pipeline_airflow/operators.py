@@ -25,15 +25,14 @@ from llm_pipeline.release_progress import ReleaseProgress, passed, placement, re
 from llm_pipeline.runners.runner import Job, Runners, Watch
 from llm_pipeline.store import open_store
 from llm_pipeline_airflow.claim import claim_of
-from llm_pipeline_airflow.commit_of_run import remember_commit, revision_of_run, run_name
 from llm_pipeline_airflow.connections import config_with_secrets
 from llm_pipeline_airflow.ended import who_ended
 from llm_pipeline_airflow.faults import get_logger, refused
-from llm_pipeline_airflow.form import overrides_of, who_started
 from llm_pipeline_airflow.job_trigger import JobTrigger, may_be_watched, watched_job
 from llm_pipeline_airflow.links import ReleaseReportLink
 from llm_pipeline_airflow.placement import queue_of
 from llm_pipeline_airflow.runs import remember_run
+from llm_pipeline_airflow.started_run import overrides_of, remember_commit, revision_of_run, run_name, who_started
 from llm_pipeline_airflow.states import require_begun
 
 if TYPE_CHECKING:
@@ -326,7 +325,7 @@ class ReportOperator(StageOperator):
 
 
 class ResolveOperator(StageOperator):
-    """Pins the model's revision and returns the release's id; `commit_of_run` says which commit that is."""
+    """Pins the model's revision and returns the release's id; `started_run` says which commit that is."""
 
     template_fields: Collection[str] = ()
 

@@ -14,8 +14,8 @@ import pytest
 from airflow.sdk import AssetOrTimeSchedule, CronTriggerTimetable
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 from llm_pipeline_airflow import watch as watch_module
-from llm_pipeline_airflow.commit_of_run import revision_of_run, run_name
 from llm_pipeline_airflow.dag_factory import release_dag
+from llm_pipeline_airflow.started_run import revision_of_run, run_name
 from llm_pipeline_airflow.watch import STATE_KEY, HubRevisionTrigger, WatchedRevision, release_schedule, watched_asset
 from place_here import pointer, serve
 

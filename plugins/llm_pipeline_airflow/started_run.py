@@ -1,4 +1,4 @@
-"""Which commit a run releases, and whether it has anything to release: what started it decides.
+"""What a run is to do: which commit it releases, if any, and what it has otherwise than its config. Its start decides.
 
 The release watch names a commit: it is released, unless another run took it up before (events come at least once).
 The schedule releases what the revision names, unless production on every target serves that already. A person's run
@@ -7,13 +7,15 @@ always runs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from airflow.sdk.exceptions import AirflowSkipException
 from pydantic import ValidationError
 
 from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.config.overrides import Overrides
 from llm_pipeline.hub.watch import Reference, Start
 from llm_pipeline.release.loading import ConfiguredRelease, LoadedRelease
 from llm_pipeline.release.record import read_release_record
@@ -52,6 +54,27 @@ def revision_of_run(loaded: LoadedRelease, context: Context) -> str | None:
     if _cause(context) == "schedule" and loaded.config.model.source == "hub":
         return _new_commit_or_skip(loaded, context)
     return context["params"].get("revision")
+
+
+def overrides_of(params: Mapping[str, Any], loaded: ConfiguredRelease) -> Overrides:
+    """What a run's parameters have otherwise than its config.
+
+    Raises:
+        ConfigError: The config does not have what is asked for, or the run cannot do it.
+    """
+    overrides = Overrides.of(params).effective(loaded.config)
+    if overrides.strategy == "climb":
+        raise ConfigError(
+            f"strategy: the DAG of release {loaded.config.name} tries all recipes at once, and cannot climb",
+            where=str(loaded.path),
+            hint="set ladder.strategy of the release config to climb, or name fewer recipes; nothing was started",
+        )
+    return overrides
+
+
+def who_started(context: Context) -> str:
+    """The person who started a run; its name where Airflow knows nobody."""
+    return getattr(context["dag_run"], "triggering_user_name", None) or f"run {run_name(context)}"
 
 
 def remember_commit(loaded: ConfiguredRelease, release_id: str, context: Context) -> None:
