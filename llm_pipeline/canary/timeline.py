@@ -104,6 +104,12 @@ class CanarySummary(Frozen):
     evidence: EvidenceSeries | None = None
     points: tuple[TimelinePoint, ...] = ()
 
+    @property
+    def rollback(self) -> CanaryEvent | None:
+        """The event that began its rollback, with the share in force and the reason; None where there is none."""
+        kinds = EventKind.ROLLING_BACK, EventKind.ROLLED_BACK
+        return next((event for event in self.events if event.kind in kinds), None)
+
 
 def write_timeline(directory: Path, record: CanaryRecord, access_log: AccessLog | None) -> None:
     """Write the canary so far to `directory`: its record, and the access log since its beginning, if there is one.

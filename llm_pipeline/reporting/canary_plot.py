@@ -11,9 +11,8 @@ import numpy as np
 
 from llm_pipeline.canary.analysis import LARGEST
 from llm_pipeline.canary.record import EventKind
-from llm_pipeline.canary.timeline import ArmPoint, EvidenceSeries, TimelinePoint
+from llm_pipeline.canary.timeline import ArmPoint, CanarySummary, EvidenceSeries, TimelinePoint
 from llm_pipeline.reporting.figure import Plot, colour, draw_plot
-from llm_pipeline.reporting.model import CanaryStudy
 
 Quantiles = Callable[[ArmPoint], tuple[float | None, float | None]]
 """Median and 95th percentile of an arm's latency in an interval."""
@@ -34,9 +33,9 @@ _MOST_MEASUREMENTS = 48
 """Of the split: each is over so many requests that chance moves it little."""
 
 
-def plot_canary(study: CanaryStudy) -> Plot:
+def plot_canary(target: str, canary: CanarySummary) -> Plot:
     """Traffic split, both arms' rates, latencies and errors, over the canary's time."""
-    samples = study.points
+    samples = canary.points
     seconds = np.array([sample.at_seconds for sample in samples])
 
     def draw(figure: Any) -> None:
@@ -44,12 +43,12 @@ def plot_canary(study: CanaryStudy) -> Plot:
         split, rates, first_token, end_to_end, errors = panels
         _split_panel(split, seconds, samples)
         _rate_panel(rates, samples)
-        _latency_panel(first_token, study, "first token", attrgetter("first_token_p50", "first_token_p95"))
-        _latency_panel(end_to_end, study, "end to end", attrgetter("end_to_end_p50", "end_to_end_p95"))
+        _latency_panel(first_token, canary, "first token", attrgetter("first_token_p50", "first_token_p95"))
+        _latency_panel(end_to_end, canary, "end to end", attrgetter("end_to_end_p50", "end_to_end_p95"))
         _error_panel(errors, seconds, samples)
-        first, last = _mark_moments(panels, study)
+        first, last = _mark_moments(panels, canary)
         labels: dict[float, str] = {}
-        for at, label in _moments(study):
+        for at, label in _moments(canary):
             before = next(reversed(labels), first - last)
             if at - before < _NEAR_SHARE * (last - first):  # two texts would overlap
                 labels[before] += f", {label}"
@@ -63,10 +62,10 @@ def plot_canary(study: CanaryStudy) -> Plot:
     requests = sum(sample.candidate.requests for sample in samples)
     failed = sum(sample.candidate.errors for sample in samples)
     lost = sum(sample.candidate.lost + sample.stable.lost for sample in samples)
-    moments = ", ".join(f"{label} at {at:.0f} s" for at, label in _moments(study))
+    moments = ", ".join(f"{label} at {at:.0f} s" for at, label in _moments(canary))
     return draw_plot(
-        f"canary-{study.target}",
-        f"Canary, {study.target}",
+        f"canary-{target}",
+        f"Canary, {target}",
         f"{requests:,} requests were sent to the candidate, {failed:,} of them ended in an error; "
         f"users lost {lost:,} on either side. Moments: {moments}.",
         draw,
@@ -74,17 +73,17 @@ def plot_canary(study: CanaryStudy) -> Plot:
     )
 
 
-def _moments(study: CanaryStudy) -> list[tuple[float, str]]:
+def _moments(canary: CanarySummary) -> list[tuple[float, str]]:
     """Seconds into the canary and a short label of each event that has a line."""
-    told = [event for event in study.events if event.kind in _MOMENTS]
-    return [(event.at - study.began_at, _MOMENTS[event.kind].format(event.percent)) for event in told]
+    told = [event for event in canary.events if event.kind in _MOMENTS]
+    return [(event.at - canary.began_at, _MOMENTS[event.kind].format(event.percent)) for event in told]
 
 
-def _mark_moments(panels: Sequence[Any], study: CanaryStudy) -> tuple[float, float]:
+def _mark_moments(panels: Sequence[Any], canary: CanarySummary) -> tuple[float, float]:
     """Draw a line through all panels at each moment, and the time axis below the last; returns its ends."""
-    looks = study.evidence.looks if study.evidence else ()
-    moments = [at for at, _ in _moments(study)]
-    shown = [*(s.at_seconds for s in study.points), *moments, *(look.at for look in looks)]
+    looks = canary.evidence.looks if canary.evidence else ()
+    moments = [at for at, _ in _moments(canary)]
+    shown = [*(s.at_seconds for s in canary.points), *moments, *(look.at for look in looks)]
     first, last = min(0.0, *shown), max(1.0, *shown)
     for axes in panels:
         for at in moments:
@@ -137,11 +136,11 @@ def _rate_panel(axes: Any, samples: Sequence[TimelinePoint]) -> None:
     _title(axes, "requests per second")
 
 
-def _latency_panel(axes: Any, study: CanaryStudy, name: str, quantiles: Quantiles) -> None:
+def _latency_panel(axes: Any, canary: CanarySummary, name: str, quantiles: Quantiles) -> None:
     """Both arms' latency; a candidate with few requests shows as dots, joined where intervals follow each other."""
-    seconds = [sample.at_seconds for sample in study.points]
+    seconds = [sample.at_seconds for sample in canary.points]
     any_value = False
-    for arm, role, points in _arms(study.points):
+    for arm, role, points in _arms(canary.points):
         middle, slow = np.array([quantiles(point) for point in points], dtype=float).T  # None becomes NaN
         shown: dict[str, Any] = {"color": colour(role), "marker": "o", "markersize": 3.0}
         axes.plot(seconds, middle, linewidth=2.0, label=f"{arm} p50", **shown)
@@ -181,7 +180,7 @@ _MOST = 1e6
 _WHOLE_FROM = 100.0
 
 
-def plot_evidence(study: CanaryStudy, evidence: EvidenceSeries) -> Plot:
+def plot_evidence(target: str, canary: CanarySummary, evidence: EvidenceSeries) -> Plot:
     """E-values of regressions and of a wrong split, over the canary's time."""
     seconds = np.array([look.at for look in evidence.looks])
 
@@ -204,11 +203,11 @@ def plot_evidence(study: CanaryStudy, evidence: EvidenceSeries) -> Plot:
             axes.yaxis.set_minor_formatter(lambda _value, _: "")
         _title(panels[0], f"regressions: e-values, threshold {e_value(evidence.regressed_at)}")
         panels[1].set_title(f"wrong traffic split: e-value, threshold {e_value(evidence.split_wrong_at)}")
-        _mark_moments(panels, study)
+        _mark_moments(panels, canary)
 
     return draw_plot(
-        f"evidence-{study.target}",
-        f"Evidence over time, {study.target}",
+        f"evidence-{target}",
+        f"Evidence over time, {target}",
         evidence_in_words(evidence),
         draw,
         size=(11.4, 5.0),

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from llm_pipeline.accuracy.evaluation import EvaluationSummary, read_summary
 from llm_pipeline.base.errors import PipelineError
-from llm_pipeline.canary.timeline import read_timeline
+from llm_pipeline.canary.timeline import CanarySummary, read_timeline
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.loadtest.gate import good
 from llm_pipeline.loadtest.outcome import deciding_windows, read_outcome
@@ -42,7 +42,6 @@ from llm_pipeline.reporting.headline import (
 from llm_pipeline.reporting.highlights import highlights
 from llm_pipeline.reporting.model import (
     AccuracyStudy,
-    CanaryStudy,
     CandidateRow,
     Fact,
     Gate,
@@ -166,7 +165,7 @@ class _Collector:
         targets = [target.name for target in self._release.targets]
         pointers = {name: read_place(self._store, record.place_of(name)).of(record.model.id) for name in targets}
         loads = tuple(filter(None, map(self._load, targets)))
-        canaries = tuple(filter(None, map(self._canary, targets)))
+        canaries = {name: canary for name in targets if (canary := self._canary(name))}
         before = self._summary("baseline", "")
         decisions = self._try("decisions", lambda: read_decisions(self._store, record.release_id)) or ()
         question = refusal(decisions, self._flow.resolved_at) or waiting(decisions, self._flow.resolved_at)
@@ -325,10 +324,7 @@ class _Collector:
         policy = self._release.policy.load_test
         return self._read("load_test", target, "load_test", lambda directory: read_load(directory, target, policy))
 
-    def _canary(self, target: str) -> CanaryStudy | None:
+    def _canary(self, target: str) -> CanarySummary | None:
         """From the latest step's artifact, which holds the canary so far."""
         steps = [r for r in self._results.values() if r.stage == "canary" and target_of(r.subject) == target]
-        if not steps:
-            return None
-        told = self._read("canary", steps[-1].subject, "canary", read_timeline)
-        return CanaryStudy(target=target, **dict(told)) if told else None
+        return self._read("canary", steps[-1].subject, "canary", read_timeline) if steps else None

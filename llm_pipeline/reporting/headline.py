@@ -8,6 +8,7 @@ from datetime import datetime
 from llm_pipeline.base.untrusted_text import one_line
 from llm_pipeline.base.verdict import Verdict, worst
 from llm_pipeline.canary.record import Phase
+from llm_pipeline.canary.timeline import CanarySummary
 from llm_pipeline.release.candidate import Candidate, is_trial, target_of
 from llm_pipeline.release.choice import recipes_in_words
 from llm_pipeline.release.contract import StageFailure, StageResult
@@ -15,7 +16,7 @@ from llm_pipeline.release.decision import Decision
 from llm_pipeline.release.flow import clears_up, release_flow, step_named
 from llm_pipeline.release.record import ReleaseRecord
 from llm_pipeline.release.step import Effect, Scope
-from llm_pipeline.reporting.model import CanaryStudy, Fact, Headline, State, stage_label
+from llm_pipeline.reporting.model import Fact, Headline, State, stage_label
 from llm_pipeline.store.place_state import PlaceState, Pointer
 
 
@@ -40,7 +41,7 @@ def release_headline(
     record: ReleaseRecord,
     results: Results,
     pointers: Mapping[str, PlaceState],
-    canaries: Sequence[CanaryStudy] = (),
+    canaries: Mapping[str, CanarySummary],
     *,
     failures: Sequence[StageFailure] = (),
     asides: Sequence[StageFailure] = (),
@@ -251,15 +252,17 @@ def ended_in_rollback(results: Results) -> bool:
     return last is not None and last.metrics.get("phase") == Phase.ROLLED_BACK.value
 
 
-def rollback_in_words(results: Results, pointers: Mapping[str, PlaceState], canaries: Sequence[CanaryStudy]) -> str:
+def rollback_in_words(
+    results: Results, pointers: Mapping[str, PlaceState], canaries: Mapping[str, CanarySummary]
+) -> str:
     """For each target: what was caught, and what serves."""
-    rollbacks = {study.target: study.rollback for study in canaries}
     texts = []
     for target, place in pointers.items():
         last = _last(results, target)
         if last is None or last.metrics.get("phase") != Phase.ROLLED_BACK.value:
             continue
-        rollback, step = rollbacks.get(target), _last(results, target, "canary")
+        canary, step = canaries.get(target), _last(results, target, "canary")
+        rollback = canary.rollback if canary else None
         judged = step.judgement if step and step.judgement and step.judgement.verdict is not Verdict.GO else None
         at_step = f" at the {rollback.percent:g} % step" if rollback and rollback.percent else ""
         reason = judged.summary if judged else (rollback.summary if rollback else "") or "no gate asked for it"

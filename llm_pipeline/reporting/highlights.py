@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from llm_pipeline.base.quantities import byte_size, duration, measure, points
 from llm_pipeline.canary.record import EventKind
+from llm_pipeline.canary.timeline import CanarySummary
 from llm_pipeline.inspection.release_summaries import Figure
 from llm_pipeline.loadtest.outcome import WindowSummary, acceptance_length, deciding_windows, quantile_of
-from llm_pipeline.reporting.model import AccuracyStudy, CanaryStudy, CandidateRow, LoadStudy, Trial
+from llm_pipeline.reporting.model import AccuracyStudy, CandidateRow, LoadStudy, Trial
 
 
 def highlights(
     trials: Sequence[Trial],
     accuracy: Sequence[AccuracyStudy],
     loads: Sequence[LoadStudy],
-    canaries: Sequence[CanaryStudy],
+    canaries: Mapping[str, CanarySummary],
     *,
     candidates: Sequence[CandidateRow] = (),
 ) -> tuple[Figure, ...]:
@@ -30,7 +31,7 @@ def highlights(
         *found,
         *(figure for load in loads for figure in _load(load)),
         *(figure for row in candidates if row.chosen for figure in _chosen(row)),
-        *(_canary(study) for study in canaries if study.points),
+        *(_canary(target, canary) for target, canary in canaries.items() if canary.points),
     )
 
 
@@ -89,15 +90,15 @@ def _slow(load: LoadStudy, windows: Sequence[WindowSummary]) -> Iterator[str]:
             return
 
 
-def _canary(study: CanaryStudy) -> Figure:
-    requests = sum(sample.candidate.requests for sample in study.points)
-    errors = sum(sample.candidate.errors for sample in study.points)
-    seconds = study.points[-1].at_seconds - study.points[0].at_seconds
-    lost = sum(sample.candidate.lost + sample.stable.lost for sample in study.points)
+def _canary(target: str, canary: CanarySummary) -> Figure:
+    requests = sum(sample.candidate.requests for sample in canary.points)
+    errors = sum(sample.candidate.errors for sample in canary.points)
+    seconds = canary.points[-1].at_seconds - canary.points[0].at_seconds
+    lost = sum(sample.candidate.lost + sample.stable.lost for sample in canary.points)
     note = f"{errors} errors in {requests:,} requests, {lost} lost, {duration(seconds)}"
-    if study.rollback is not None:
-        value = f"rolled back{f' at {study.rollback.percent:g} %' if study.rollback.percent else ''}"
+    if canary.rollback is not None:
+        value = f"rolled back{f' at {canary.rollback.percent:g} %' if canary.rollback.percent else ''}"
     else:
-        promoted = any(event.kind is EventKind.PROMOTED for event in study.events)
-        value = "promoted" if promoted else f"at {study.points[-1].percent:g} %"
-    return Figure(label=f"Canary, {study.target}", value=value, note=note)
+        promoted = any(event.kind is EventKind.PROMOTED for event in canary.events)
+        value = "promoted" if promoted else f"at {canary.points[-1].percent:g} %"
+    return Figure(label=f"Canary, {target}", value=value, note=note)

@@ -63,11 +63,11 @@ def draw_plots(data: ReportData) -> Iterator[Plot]:
         yield plot_pareto(data.trials, data.margin)
     for load in data.loads:
         yield from draw_load(load)
-    for study in data.canaries:
-        if study.points:
-            yield plot_canary(study)
-        if study.evidence is not None:
-            yield plot_evidence(study, study.evidence)
+    for target, canary in data.canaries.items():
+        if canary.points:
+            yield plot_canary(target, canary)
+        if canary.evidence is not None:
+            yield plot_evidence(target, canary, canary.evidence)
 
 
 def _shown(value: object) -> object:

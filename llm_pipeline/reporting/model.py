@@ -10,7 +10,6 @@ from pydantic import Field
 from llm_pipeline.accuracy.evaluation import Comparison, DataRead, EvaluationSummary, PairedAccuracy
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict
-from llm_pipeline.canary.record import CanaryEvent, EventKind
 from llm_pipeline.canary.timeline import CanarySummary
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.inspection.release_summaries import Figure
@@ -186,18 +185,6 @@ class LoadStudy(Frozen):
         return level.first_token_milliseconds if curve == "first token" else level.end_to_end_milliseconds
 
 
-class CanaryStudy(CanarySummary):
-    """The canary of one target."""
-
-    target: str
-
-    @property
-    def rollback(self) -> CanaryEvent | None:
-        """The event that began its rollback, with the share in force and the reason; None where there is none."""
-        kinds = EventKind.ROLLING_BACK, EventKind.ROLLED_BACK
-        return next((event for event in self.events if event.kind in kinds), None)
-
-
 def stage_label(one: StageResult | StageFailure) -> str:
     """Stage and subject, as people write them: `load test, cpu`."""
     return ", ".join(filter(None, (one.stage.replace("_", " "), one.subject)))
@@ -215,6 +202,7 @@ class ReportData(Frozen):
         confidence: Of each bound of such a loss.
         trials: Every recipe, the cheapest first.
         candidates: What a release by cost tried.
+        canaries: By target.
         evaluation_data: The data of the hub that the tasks read.
     """
 
@@ -236,7 +224,7 @@ class ReportData(Frozen):
     candidates: tuple[CandidateRow, ...] = ()
     accuracy: tuple[AccuracyStudy, ...] = ()
     loads: tuple[LoadStudy, ...] = ()
-    canaries: tuple[CanaryStudy, ...] = ()
+    canaries: dict[str, CanarySummary] = Field(default={})
     stages: tuple[StageResult, ...] = ()
     spending: Spending = Spending()
     datasets: dict[str, ArtifactRef] = Field(default={})

@@ -63,7 +63,12 @@ def test_a_release_that_its_canary_took_back_says_so_why_and_what_serves(tmp_pat
     assert (data.headline.state, data.headline.verdict) == ("rolled back", Verdict.NO_GO)
     assert data.headline.sentence.startswith("Taken back on cpu at the 25 % step: Slow first tokens")
     assert data.headline.sentence.endswith("Recipe none of release before serves.")
-    assert [event.kind for event in data.canaries[0].events] == ["shifted", "shifted", "rolling back", "rolled back"]
+    assert [event.kind for event in data.canaries["cpu"].events] == [
+        "shifted",
+        "shifted",
+        "rolling back",
+        "rolled back",
+    ]
     shutil.rmtree(Path(urlsplit(release.store.uri).path) / "artifacts" / "canary")
     assert "Taken back on cpu: Slow first tokens" in release.headline().sentence
     release.fail("rollback", "cpu", StageCrashed("the router did not answer"))
@@ -124,7 +129,7 @@ def test_an_artifact_that_is_gone_or_a_result_that_cannot_be_read_is_a_gap_and_n
         outcome.write_text("not a load test\n")
     release.store.write_document(f"releases/{RELEASE}/results/build.gpu.json", {"stage": "build"}, None)
     data = release.report()
-    assert data.canaries == data.loads == ()
+    assert (data.canaries, data.loads) == ({}, ())
     for what in ("canary", "load_test", "build.gpu.json", "evaluation of accuracy fp8"):
         assert sum(what in gap for gap in data.gaps) == 1, data.gaps
     assert data.headline.state == "in production"

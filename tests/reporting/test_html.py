@@ -78,7 +78,7 @@ def test_text_from_outside_is_inert(promoted_data) -> None:
             "accuracy": (study,),
             "trials": (data.trials[0].model_copy(update={"name": HOSTILE}),),
             "loads": (data.loads[0].model_copy(update={"target": HOSTILE}),),
-            "canaries": (),
+            "canaries": {},
         }
     )
     html = render_report(data)
@@ -89,7 +89,7 @@ def test_text_from_outside_is_inert(promoted_data) -> None:
 
 def test_no_poisoned_text_makes_an_element_an_attribute_or_a_hidden_character(promoted_data) -> None:
     poison = tuple(poisoned_strings())
-    data = promoted_data.model_copy(update={"accuracy": (), "loads": (), "canaries": (), "stages": (), "trials": ()})
+    data = promoted_data.model_copy(update={"accuracy": (), "loads": (), "canaries": {}, "stages": (), "trials": ()})
     html = render_report(data.model_copy(update={"gaps": poison}))
     found = read(html)
     expected = read(render_report(data.model_copy(update={"gaps": ("plain",) * len(poison)})))

@@ -77,19 +77,19 @@ def test_a_report_whose_records_were_not_kept_still_has_its_tables(tmp_path: Pat
 
 
 def test_the_figures_on_top_are_the_confirmed_rate_and_the_cost(study: LoadStudy) -> None:
-    rate, cost = highlights((), (), (study,), ())
+    rate, cost = highlights((), (), (study,), {})
     assert rate.value == f"{CONFIRMED_RATE:g}/s"
     assert "0 of 2,400 failed; first token p95 18" in rate.note
     assert cost.value == "0.42 USD"
     unconfirmed = with_outcome(study, confirmed_rate_per_second=None, token_cost=None)
-    (rate,) = highlights((), (), (unconfirmed,), ())
+    (rate,) = highlights((), (), (unconfirmed,), {})
     assert rate.value == "none confirmed"
     whole = [window.model_copy(update={"first_token": None}) for window in study.outcome.windows]
-    assert "; end to end p95" in highlights((), (), (with_outcome(study, windows=tuple(whole)),), ())[0].note
+    assert "; end to end p95" in highlights((), (), (with_outcome(study, windows=tuple(whole)),), {})[0].note
     used = [one.server.model_copy(update={"acceptance_length": 2.5}) for one in study.outcome.windows]
     pairs = zip(study.outcome.windows, used, strict=True)
     speculated = tuple(window.model_copy(update={"server": server}) for window, server in pairs)
-    _, step, _ = highlights((), (), (with_outcome(study, windows=speculated),), ())
+    _, step, _ = highlights((), (), (with_outcome(study, windows=speculated),), {})
     assert (step.label, step.value) == (f"Tokens a step, {study.target}", "2.50")
 
 
