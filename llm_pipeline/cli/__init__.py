@@ -105,7 +105,8 @@ def _command_lines(listed: Iterable[argparse.Action]) -> Iterator[str]:
 
 
 def _log_for_people() -> None:
-    write_readable_lines()
+    shown = logging.StreamHandler(sys.stderr)
+    shown.addFilter(lambda record: record.name != FAILURES)  # the error that ends the command is shown
+    write_readable_lines(shown)
     logging.getLogger("llm_pipeline.stage").setLevel(logging.WARNING)
-    logging.getLogger(FAILURES).setLevel(logging.CRITICAL)  # the error that ends the command is shown
     logging.getLogger("llm_pipeline.stage.download").setLevel(logging.INFO)  # it may take an hour

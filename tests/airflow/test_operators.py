@@ -8,7 +8,6 @@ import pytest
 from airflow.models.dagrun import DagRun
 from llm_pipeline_airflow.dag_factory import release_dag
 
-from llm_pipeline.base.logging import FAILURES
 from llm_pipeline.store import open_store
 
 pytestmark = pytest.mark.slow
@@ -99,7 +98,6 @@ def test_a_reused_result_says_so_in_its_label(stopped):
 
 
 def test_a_terminal_error_is_never_tried_again_and_no_recipe_is_tried_after_it(release, caplog):
-    caplog.set_level("INFO", FAILURES)  # a command of another test in this process may have silenced it
     run = release({"download": {"error": "terminal"}}, fresh=True)
     seen = states(run)
     assert run.state == "failed"
