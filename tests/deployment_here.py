@@ -18,6 +18,14 @@ def place_document(ports: Iterator[int]) -> dict[str, Any]:
     return {**place, "router": {"port": next(ports), "admin_port": next(ports)}}
 
 
+def write_bare_deployment(path: Path, store: str = "store", python: str = "") -> str:
+    """Write a deployment without places, whose directories are beside its file; returns the path."""
+    environments = {"control": python} if python else {}
+    rest = {"work_root": "w", "state_root": "s", "environments": environments, "triton_home": "t"}
+    path.write_text(f"store: {store}\n{yaml.safe_dump(rest)}")
+    return str(path)
+
+
 def write_deployment(root: Path, first_port: int, places: tuple[str, ...] = ("cpu",)) -> Path:
     """Write `here.yaml`, whose store, work and state lie below `root`, with ports from `first_port` on."""
     ports = iter(range(first_port, first_port + 50))

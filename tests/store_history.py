@@ -162,14 +162,14 @@ class History:
         if pointers.previous is not None:
             serve(self.store, MODEL, TARGET, pointers.previous, previous=pointers.production)
 
-    def canary(self, release_id: str, phase: Phase) -> None:
+    def canary(self, release_id: str) -> None:
         record = CanaryRecord(
             release_id=release_id,
             target=TARGET,
             repository=self.repository(release_id),
             stable=None,
             candidate="green",
-            phase=phase,
+            phase=Phase.BAKING,
             began_at=time.time(),
         )
         replace_document(self.store, canary_record_name(release_id, TARGET), record.model_dump(mode="json"))

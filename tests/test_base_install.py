@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from deployment_here import write_bare_deployment
+
 from llm_pipeline.base.errors import Unsupported
 from llm_pipeline.store import signing
 
@@ -128,9 +132,8 @@ PROGRAMS: dict[str, Case] = {
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
     """Exit code and output of everything, by name."""
     directory = tmp_path_factory.mktemp("base")
-    here = f"store: store\nwork_root: w\nstate_root: s\nenvironments: {{ control: {sys.executable} }}\ntriton_home: t\n"
-    (directory / "here.yaml").write_text(here)
-    (directory / "s3.yaml").write_text(here.replace("store: store", "store: s3://bucket/releases"))
+    write_bare_deployment(directory / "here.yaml", python=sys.executable)
+    write_bare_deployment(directory / "s3.yaml", "s3://bucket/releases", python=sys.executable)
     shutil.copytree(ROOT / "configs", directory / "configs")
     local = directory / "configs/deployments/local.yaml"
     local.write_text(local.read_text().replace("127.0.0.1:18180", "127.0.0.1:9"))  # not the hub of a demo that runs

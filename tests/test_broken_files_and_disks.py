@@ -16,6 +16,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from deployment_here import write_bare_deployment
 from unprivileged import directory_for_everyone, mode, without_root
 
 from llm_pipeline.base.errors import ConfigError, ExitCode, IntegrityError, Transient, unless_io
@@ -175,14 +176,13 @@ def replace(path: Path) -> None:
 def test_a_document_of_the_store_that_is_broken_ends_no_command_like_a_verdict(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], document: str, break_it: Callable[[Path], None]
 ) -> None:
-    text = "store: store\nwork_root: w\nstate_root: s\nenvironments: {}\ntriton_home: t\n"
-    (tmp_path / "here.yaml").write_text(text)
+    here = write_bare_deployment(tmp_path / "here.yaml")
     path = tmp_path / "store" / document
     path.parent.mkdir(parents=True)
     path.touch()
     break_it(path)
     for command in (["ls"], ["gc"], ["claims"], ["guard"], ["verify", "r1"], ["show", "production:demo/tiny/cpu"]):
-        code = main([*command, "-d", str(tmp_path / "here.yaml")])
+        code = main([*command, "-d", here])
         said = capsys.readouterr()
         assert code in (ExitCode.GO, *NEITHER_VERDICT), (command, said.err)
         if code:
@@ -194,12 +194,11 @@ def test_a_document_of_the_store_that_is_broken_ends_no_command_like_a_verdict(
 def test_a_process_record_that_is_broken_ends_no_command_like_a_verdict(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str
 ) -> None:
-    text = "store: store\nwork_root: w\nstate_root: s\nenvironments: {}\ntriton_home: t\n"
-    (tmp_path / "here.yaml").write_text(text)
+    here = write_bare_deployment(tmp_path / "here.yaml")
     record = tmp_path / "w/jobs/r1/download/1/process.json"
     record.parent.mkdir(parents=True)
     record.write_text(content)
-    code = main(["gc", "--delete", "-d", str(tmp_path / "here.yaml")])
+    code = main(["gc", "--delete", "-d", here])
     assert code in (ExitCode.GO, *NEITHER_VERDICT)
     assert code == ExitCode.GO or "error: " in capsys.readouterr().err
 

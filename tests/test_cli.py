@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from deployment_here import write_bare_deployment
+
 from llm_pipeline.base.errors import ExitCode
 from llm_pipeline.cli import _parser, main
 from llm_pipeline.cli.editing import FOLDERS
@@ -158,9 +162,6 @@ def test_an_empty_argument_is_no_argument_left_out(arguments: list[str], capsys:
     assert "an argument is empty: is a variable of the shell not set?" in capsys.readouterr().err
 
 
-LOCAL = "store: store\nwork_root: w\nstate_root: s\nenvironments: {}\ntriton_home: t\n"
-
-
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory without a checkout's files, and no deployment in the environment."""
@@ -183,7 +184,8 @@ def test_the_deployment_is_named_or_the_checkouts_own(
     other = elsewhere / "configs/deployments/local.yaml"
     for path in (other, wanted):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(LOCAL if path == wanted else "wrong: 1\n")
+        path.write_text("wrong: 1\n")
+    write_bare_deployment(wanted)
     if way == "variable":
         monkeypatch.setenv("LLM_PIPELINE_DEPLOYMENT", str(wanted))
     option = ["-d", str(wanted)] if way == "option" else []
@@ -192,15 +194,14 @@ def test_the_deployment_is_named_or_the_checkouts_own(
 
 
 def test_garbage_collection_is_a_dry_run_unless_told_to_delete(elsewhere: Path, capsys: pytest.CaptureFixture[str]):
-    deployment = elsewhere / "here.yaml"
-    deployment.write_text(LOCAL)
+    deployment = write_bare_deployment(elsewhere / "here.yaml")
     left = elsewhere / "store/releases/tiny-00000001-00000001/results/left.json"
     left.parent.mkdir(parents=True)
     left.write_text('{"revision": "1", "value": {}}')
-    assert main(["gc", "-d", str(deployment)]) == 0
+    assert main(["gc", "-d", deployment]) == 0
     assert "nothing was changed: --delete does it" in capsys.readouterr().out
     assert left.exists()
-    assert main(["gc", "-d", str(deployment), "--delete", "--json"]) == 0
+    assert main(["gc", "-d", deployment, "--delete", "--json"]) == 0
     assert [one["what"] for one in json.loads(capsys.readouterr().out)["going"]] == ["release"]
     assert not left.exists()
 

@@ -192,25 +192,6 @@ def test_the_line_for_a_dag_file_makes_the_dags_of_the_configs_beside_it() -> No
     assert "release__demo" in names
 
 
-@cache
-def _sources() -> str:
-    files = (file for folder in ("llm_pipeline", "plugins") for file in (ROOT / folder).rglob("*.py"))
-    joined = "\n".join(file.read_text() for file in files)
-    return re.sub(r'"\s*\n\s*f?"', "", joined)  # a message of several lines of source
-
-
-def test_every_error_of_the_tables_of_runbooks_is_one_that_we_raise() -> None:
-    rows = re.findall(r"^\| (.+?) \| ", TEXTS["docs/runbooks.md"], re.MULTILINE)
-    quoted = [text for row in rows for text in re.findall(r"`([^`]+)`", row)]
-    foreign = {"Stub process ... is not healthy", "scheduled", "queued"}
-    assert foreign <= set(quoted)
-    assert not [text for text in set(quoted) - foreign if not _is_of_the_source(text)]
-
-
-def _is_of_the_source(quoted: str) -> bool:
-    return all(part.strip(" :;") in _sources() for part in quoted.split("..."))
-
-
 def test_the_examples_of_the_architecture_run_and_its_paths_exist() -> None:
     page = TEXTS["ARCHITECTURE.md"]
     blocks = [block for language, _, block in _FENCED.findall(page) if language == "python"]

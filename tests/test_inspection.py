@@ -10,6 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from deployment_here import write_bare_deployment
 from signing_keys import signing_with_new_keys
 from store_history import MODEL, NO_GO, TARGET, History
 
@@ -40,18 +41,11 @@ def history(tmp_path_factory) -> History:
     return history
 
 
-def write_deployment(directory: Path, history: History) -> str:
-    file = directory / "here.yaml"
-    file.write_text(
-        f"{{store: '{history.store.uri}', work_root: w, state_root: s, environments: {{}}, triton_home: t}}\n"
-    )
-    return str(file)
-
-
 @pytest.fixture
 def run(history: History, tmp_path: Path, capsys, monkeypatch):
     """Runs a command in a deployment file's surroundings; returns exit code, output and error."""
-    monkeypatch.setenv("LLM_PIPELINE_DEPLOYMENT", write_deployment(tmp_path, history))
+    here = write_bare_deployment(tmp_path / "here.yaml", history.store.uri)
+    monkeypatch.setenv("LLM_PIPELINE_DEPLOYMENT", here)
 
     def command(*arguments: str) -> tuple[int, str, str]:
         code = main(arguments)
@@ -260,7 +254,7 @@ class TestVerifying:
         release_id = history.release(7)
         ref = ref_of(history, release_id, "checkpoint")
         damage(tmp_path / "other" / "store" / "artifacts" / "checkpoint" / ref.digest / "content")
-        write_deployment(tmp_path, history)
+        write_bare_deployment(tmp_path / "here.yaml", history.store.uri)
         code, output, _ = run("verify", release_id)
         assert code == 5
         assert said in output

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import os
@@ -17,11 +16,12 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from deployment_here import write_bare_deployment
 from waiting import until
 
 from llm_pipeline.base.detached import process_start_ticks
 from llm_pipeline.base.errors import ExitCode
-from llm_pipeline.cli import store as store_commands
+from llm_pipeline.cli import main
 from llm_pipeline.release.claim import (
     AirflowRun,
     Claimant,
@@ -202,15 +202,8 @@ class TestTheDead:
 
 def command(root, *arguments: str) -> list[str]:
     """What `llm-pipeline claims` says, without the times."""
-    deployment = root / "here.yaml"
-    environment = f"{{ control: {sys.executable} }}"
-    places = f"store: {root}/store\nwork_root: {root}\nstate_root: {root}\ntriton_home: {root}\n"
-    deployment.write_text(f"{places}environments: {environment}\n")
-    parser = argparse.ArgumentParser()
-    store_commands.add_commands(parser.add_subparsers())
-    options = parser.parse_args(["claims", "-d", str(deployment), *arguments])
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        assert options.run(options) == ExitCode.GO
+        assert main(["claims", "-d", write_bare_deployment(root / "here.yaml"), *arguments]) == ExitCode.GO
     return [line.partition(", since")[0] for line in said.getvalue().splitlines()]
 
 

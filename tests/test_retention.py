@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import sys
@@ -12,9 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import Phase as Stage
-from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -24,7 +20,6 @@ from unprivileged import directory_for_everyone, mode, without_root
 
 from llm_pipeline import retention
 from llm_pipeline.base.errors import IntegrityError, PipelineError, Transient
-from llm_pipeline.canary.record import Phase
 from llm_pipeline.hub.kept_data_sets import kept_data_sets, remove_kept, using
 from llm_pipeline.release.execute import read_stage_record, stage_record_name
 from llm_pipeline.release.record import release_record_name
@@ -108,7 +103,7 @@ def test_a_release_in_use_stays_however_old_it_is(history: History, way: str, tm
     if way in ("production", "previous"):
         history.settle(used)
     if way == "canary":
-        history.canary(used, Phase.BAKING)
+        history.canary(used)
     newer = history.release(2)
     if way == "previous":
         history.settle(newer)
@@ -229,73 +224,6 @@ def test_leftovers_and_runs_of_removed_releases_go(history: History, tmp_path: P
     assert [one.bytes for one in report.going if one.what == "leftover"] == [5]
 
 
-EVENTS = st.one_of(
-    st.tuples(st.just("release"), st.integers(1, 6)),
-    st.tuples(st.sampled_from(["settle", "settle", "canary", "canary ends", "claim"]), st.integers(0, 3)),
-    st.tuples(st.sampled_from(["roll back", "claim ends", "collect", "collect"]), st.integers(1, 15)),
-)
-BEGINNING = [
-    ("release", 1), ("settle", 0), ("release", 2), ("settle", 1), ("release", 3), ("canary", 2), ("release", 4),
-    ("claim", 3),
-]  # fmt: skip
-
-
-class Drama:
-    """Applies random events to a history, and knows what is in use."""
-
-    def __init__(self, history: History) -> None:
-        self.history = history
-        self.canaries: set[str] = set()
-        self.claimed: set[str] = set()
-
-    def apply(self, name: str, number: int) -> None:
-        there = sorted(kept(self.history))
-        one = there[number % len(there)] if there else ""
-        if name == "release":
-            self.history.release(number)
-        elif name == "roll back":
-            self.history.roll_back()
-        elif name == "collect":
-            self.history.pass_days(number)
-            for release_id in self.claimed:  # a living holder is heard of
-                self.history.claim(release_id)
-            collect(self.history)
-        elif name == "claim ends":
-            self.history.claim(None)
-            self.claimed = set()
-        elif name == "claim":
-            self.history.claim(one)
-            self.claimed = {one}
-        elif name == "settle":
-            self.history.settle(one)
-        else:
-            ends = name == "canary ends"
-            self.history.canary(one, Phase.PROMOTED if ends else Phase.BAKING)
-            self.canaries = self.canaries - {one} if ends else self.canaries | {one}
-
-    def in_use(self) -> set[str]:
-        place = read_place(self.history.store, TARGET)
-        serving = {pointer.release_id for pointer in (place.production, place.previous) if pointer}
-        return serving | self.canaries | self.claimed
-
-
-@pytest.mark.slow
-@settings(
-    max_examples=8,
-    phases=[Stage.explicit, Stage.generate],
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-@given(events=st.lists(EVENTS, min_size=4, max_size=12), keep_days=st.sampled_from([1.0, 1.0, 5.0]))
-def test_production_previous_and_running_releases_are_never_touched(tmp_path_factory, events, keep_days):
-    drama = Drama(History(tmp_path_factory.mktemp("history"), **(STRICT | {"keep_days": keep_days})))
-    for event in [*BEGINNING, *events, ("release", 7), ("collect", 9), ("collect", 9)]:
-        drama.apply(*event)
-        for release_id in drama.in_use():
-            assert release_id in kept(drama.history)
-            assert is_whole(drama.history, release_id)
-
-
 def test_pointers_keep_their_repository_also_without_its_release(history: History):
     release_id = history.release(1)
     repository = history.repository(release_id)
@@ -375,14 +303,6 @@ def test_an_old_artifact_that_comes_into_use_before_its_turn_stays(tmp_path: Pat
 
     report = past.collect(Watched(past.store, before, {"remove"}))
     assert f"artifact {past.ref}, which came into use meanwhile" in report.skipped
-    assert past.store.verify(past.ref) == []
-
-
-def test_an_artifact_that_was_removed_is_published_again(tmp_path: Path):
-    past = Past(tmp_path)
-    past.collect(past.store)
-    assert not past.store.renew(past.ref)
-    assert past.publish("checkpoint", TEXT) == past.ref
     assert past.store.verify(past.ref) == []
 
 
@@ -486,26 +406,6 @@ def test_where_a_directory_cannot_be_read_nothing_goes_and_it_is_named(busy: His
     with without_root(busy.root), mode(busy.root / directory, bits), pytest.raises(PipelineError) as refused:
         collect_late(busy)
     assert directory in str(refused.value)
-    assert busy.names() == before
-
-
-@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
-@pytest.mark.parametrize("directory", ["store/places", "store/releases", "store/artifacts/checkpoint", "work/jobs"])
-def test_where_the_disk_does_not_answer_nothing_goes(
-    busy: History, directory: str, number: int, monkeypatch: pytest.MonkeyPatch
-):
-    scandir, failing = os.scandir, busy.root / directory
-
-    def faulty(path):
-        if Path(path) == failing:
-            raise OSError(number, os.strerror(number), str(path))
-        return scandir(path)
-
-    before = busy.names()
-    monkeypatch.setattr(os, "scandir", faulty)
-    with pytest.raises(Transient, match=os.strerror(number)):
-        collect_late(busy)
-    monkeypatch.setattr(os, "scandir", scandir)
     assert busy.names() == before
 
 

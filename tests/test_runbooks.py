@@ -56,8 +56,12 @@ def texts() -> str:
     return re.sub(r"\s+", " ", "\n".join(found))
 
 
+def page() -> str:
+    return (ROOT / "docs/runbooks.md").read_text()
+
+
 def sections() -> dict[str, str]:
-    return dict(_SECTION.findall((ROOT / "docs/runbooks.md").read_text()))
+    return dict(_SECTION.findall(page()))
 
 
 def quoted(section: str) -> list[str]:
@@ -78,6 +82,8 @@ def test_a_runbook_quotes_only_what_is_raised() -> None:
     quotes = {name: quoted(sections()[name]) for name in types_of_errors()}
     assert {name for name, found in quotes.items() if not found} <= _STANDING_FOR_ANOTHER
     assert [(name, one) for name, found in quotes.items() for one in found if not is_raised(one)] == []
+    of_tables = [one for row in re.findall(r"^\| (.+?) \| ", page(), re.MULTILINE) for one in quoted(row)]
+    assert [one for one in of_tables if not is_raised(one)] == ["Stub process ... is not healthy"], "that is Triton's"
 
 
 def test_an_error_is_told_with_the_address_of_its_own_runbook(monkeypatch: pytest.MonkeyPatch) -> None:

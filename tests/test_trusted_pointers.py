@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from deployment_here import place_document
+from deployment_here import place_document, write_bare_deployment
 from place_here import serve
 from signing_keys import signing_with_new_keys
 from store_history import GO, MODEL, NO_GO, TARGET, History
@@ -195,12 +195,8 @@ class TestVerifying:
         site.edit(stage_record_name(key), swap)
         assert list(site.problems_of(site.second)) == [stage_record_name(key)]
         signing = site.deployment.store.signing
-        file = tmp_path / "here.yaml"
-        file.write_text(
-            f"{{store: {{uri: '{site.store.uri}', signing: {signing.model_dump_json()}}}, work_root: w, state_root: s,"
-            " environments: {}, triton_home: t}\n"
-        )
-        assert main(["verify", "-d", str(file), site.second]) == 5
+        signed = f"{{uri: '{site.store.uri}', signing: {signing.model_dump_json()}}}"
+        assert main(["verify", "-d", write_bare_deployment(tmp_path / "here.yaml", signed), site.second]) == 5
         output = capsys.readouterr().out
         assert "DAMAGED  document  stage record of download" in output
         assert output.splitlines()[-1] == "4 artifacts read, 1 damaged"
