@@ -64,6 +64,15 @@ _CONFIGS = _TESTS.parent / "configs"
 _HAS_MODEL_PACKAGES = importlib.util.find_spec("torch") is not None
 _HAS_CONTROL_PACKAGES = importlib.util.find_spec("airflow") is not None
 
+# Where the modules are that tests share. Behind all others, and after the question above: a folder here is named as
+# Airflow is.
+ROOMS_OF_DOUBLES = (
+    "", "accuracy", "airflow", "canary", "corpus", "demo", "doubles", "engines", "fuzz", "hub", "loadtest",
+    "notifications", "operations", "planning", "quantization", "reporting", "serving", "serving/faulty_model",
+    "serving/packaged",
+)  # fmt: skip
+sys.path += [str(_TESTS / room) for room in ROOMS_OF_DOUBLES]
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--part`: which tests to run."""
@@ -127,7 +136,6 @@ def edit(configs):
 def source(tmp_path_factory):
     """A real checkpoint: the demo model, trained for a few steps."""
     pytest.importorskip("torch")
-    sys.path.insert(0, str(Path(__file__).parent / "demo"))
     import briefly_trained
 
     return briefly_trained.checkpoint(tmp_path_factory.getbasetemp())
@@ -155,7 +163,6 @@ def small_disk(tmp_path):
 @pytest.fixture(scope="session")
 def s3_server():
     """A real S3 API server, one a test process; `s3_server.bucket()` gives a new bucket."""
-    sys.path.insert(0, str(Path(__file__).parent))
     import s3_server as module
 
     with module.serve_s3() as server:
@@ -205,7 +212,6 @@ def quantized(source, recipe, tmp_path_factory):
 @pytest.fixture(scope="session")
 def kubernetes_server():
     """A real Kubernetes API server, one a test process; skips where it was not built (`make kubernetes`)."""
-    sys.path.insert(0, str(Path(__file__).parent))
     import kubernetes_server as module
 
     with module.kubernetes_server() as server:
@@ -215,7 +221,6 @@ def kubernetes_server():
 @pytest.fixture
 def engine(tmp_path, monkeypatch):
     """The double of a Docker engine, with one image."""
-    sys.path.insert(0, str(_TESTS / "doubles"))
     from docker_engine import DockerEngine
 
     double = DockerEngine(tmp_path)
@@ -227,7 +232,6 @@ def engine(tmp_path, monkeypatch):
 @pytest.fixture
 def cluster(tmp_path, monkeypatch):
     """The double of a Kubernetes API server."""
-    sys.path.insert(0, str(_TESTS / "doubles"))
     from kubernetes_api import KubernetesApi
 
     double = KubernetesApi(tmp_path)

@@ -10,9 +10,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from deployment_here import write_bare_deployment
 
 from llm_pipeline.base.errors import Unsupported

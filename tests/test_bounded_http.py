@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
+from bare_socket import says, serving
 
 from llm_pipeline.base.bounded_http import AnswerTooLong, call
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from bare_socket import says, serving
 
 
 @contextmanager

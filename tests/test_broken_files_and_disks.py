@@ -13,9 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from deployment_here import write_bare_deployment
 from unprivileged import directory_for_everyone, mode, without_root
 

@@ -9,9 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from deployment_here import write_bare_deployment
 
 from llm_pipeline.base.errors import ExitCode

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from deployment_here import place_document
+from free_ports import free_ports
+from openai_server import OpenAiDouble
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.cli import main
@@ -15,12 +18,6 @@ from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.config.target import Target
 from llm_pipeline.operations.doctor import Check, airflow_pools, examine
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from deployment_here import place_document
-from free_ports import free_ports
-from openai_server import OpenAiDouble
 
 TRITON = Path(__file__).parents[1] / ".envs" / "triton"
 MODEL = "org/model"

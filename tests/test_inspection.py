@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from deployment_here import write_bare_deployment
 from signing_keys import signing_with_new_keys
 from store_history import MODEL, NO_GO, TARGET, History

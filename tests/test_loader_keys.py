@@ -1,15 +1,10 @@
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
+from published_configs import HARMLESS
 
 from llm_pipeline.artifacts.checkpoint_directory import check_directory, check_document, followed_keys
 from llm_pipeline.base.errors import IntegrityError
-
-sys.path.insert(0, str(Path(__file__).parent))
-from published_configs import HARMLESS
 
 CONFIG, TOKENIZER, TOKENS = "config.json", "tokenizer_config.json", "special_tokens_map.json"
 

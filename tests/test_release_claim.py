@@ -10,12 +10,8 @@ import sys
 import threading
 import time
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from deployment_here import write_bare_deployment
 from waiting import until
 

@@ -1,14 +1,10 @@
 from __future__ import annotations
 
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from place_here import pointer, serve
 from resolved_release import tiny_release
 

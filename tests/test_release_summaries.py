@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from store_history import NO_GO, Counting, History
 
 from llm_pipeline.inspection.release_summaries import read_releases, summarize, write_summary

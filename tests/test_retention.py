@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from place_here import serve
 from store_history import MODEL, TARGET, History
 from unprivileged import directory_for_everyone, mode, without_root

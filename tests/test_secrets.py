@@ -30,6 +30,11 @@ from urllib.parse import quote
 
 import pytest
 import yaml
+from free_ports import free_ports
+from local_hub import safetensors_bytes, serve_local_hub
+from secret_traces import ProcessWatch, forms, search
+from signing_keys import signing_with_new_keys
+from stage_interpreter import write_interpreter
 
 from llm_pipeline.adapters.envoy.adapter import EnvoyPlace
 from llm_pipeline.adapters.envoy.router import start_router, stop_router
@@ -49,14 +54,6 @@ from llm_pipeline.release.contract import StageRequest
 from llm_pipeline.runners.runner import Job, Placement
 from llm_pipeline.stages.download import download_config
 from llm_pipeline.store import open_store
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from free_ports import free_ports
-from local_hub import safetensors_bytes, serve_local_hub
-from secret_traces import ProcessWatch, forms, search
-from signing_keys import signing_with_new_keys
-from stage_interpreter import write_interpreter
 
 pytestmark = pytest.mark.slow
 

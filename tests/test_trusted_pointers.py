@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from deployment_here import place_document, write_bare_deployment
 from place_here import serve
 from signing_keys import signing_with_new_keys

@@ -14,8 +14,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 from safetensors.torch import load_file, save_file
 from small_tasks import CHOICE, SAY, write_chat_model, write_tasks
 

@@ -14,7 +14,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS / name) for name in ("accuracy", "corpus")]
 
 import lm_eval
 import tiny_models

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import logging
-import sys
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("lm_eval")
-
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 from openai_server import KEY, OpenAiDouble
 from small_tasks import CHOICE, SAY, write_chat_model, write_tasks

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from real_airflow import RealAirflow
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(REPOSITORY / "tests" / folder) for folder in ("", "doubles", "airflow", "hub", "notifications")]
 STAGES = Path(__file__).parent / "stages_for_tests" / "run_stage.py"
 
 from stage_interpreter import write_interpreter

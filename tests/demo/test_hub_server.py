@@ -17,8 +17,6 @@ from llm_pipeline.hub.git_ids import blob_id
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from waiting import free_port, until
 
 MODEL = "demo/tiny"

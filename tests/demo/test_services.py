@@ -2,12 +2,8 @@ from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from deployment_here import write_deployment
 
 from llm_pipeline.base.errors import StageCrashed

@@ -1,12 +1,8 @@
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
 torch = pytest.importorskip("torch")
-sys.path.insert(0, str(Path(__file__).parent))
 
 from briefly_trained import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import copy
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 pytest.importorskip("airflow")
-
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "doubles")]
 
 from airflow_chart import NAMESPACE, VALUES, Render, rendered
 from kubernetes_server import APPLY, KubernetesServer, kubernetes_server

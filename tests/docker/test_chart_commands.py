@@ -23,8 +23,6 @@ import pytest
 
 pytest.importorskip("airflow")
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "doubles")]
-
 from airflow_chart import NAMESPACE, ROOT, Machine, Render, rendered
 from kubernetes_server import MERGE, KubernetesServer, kubernetes_server
 from waiting import free_port, until

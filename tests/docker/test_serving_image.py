@@ -23,7 +23,6 @@ from llm_pipeline.serving.repository_links import write_links
 from llm_pipeline.store import open_store
 
 TESTS = Path(__file__).parents[1]
-sys.path.insert(0, str(TESTS))
 
 from signing_keys import signing_with_new_keys
 

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1]))
-
 from local_hub import CONFIG, TOKEN_VARIABLE, LocalHub, safetensors_bytes, serve_local_hub
 
 from llm_pipeline.hub.access import Hub, connect

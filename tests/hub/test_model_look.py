@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_tokenizer import TOKENIZER
+from unprivileged import directory_for_everyone, mode, without_root
 
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
 from llm_pipeline.config.store import store_settings
@@ -22,11 +23,6 @@ from llm_pipeline.model_facts.reader import read_facts
 
 from .conftest import LocalHub
 from .safetensors_files import safetensors
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from tiny_tokenizer import TOKENIZER
-from unprivileged import directory_for_everyone, mode, without_root
 
 SIZES = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8, "intermediate_size": 16,

@@ -1,8 +1,3 @@
 """Test files find what they share beside them."""
 
 from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))

@@ -1,13 +1,12 @@
 """Each way in which a server can be bad, through the real tritonserver and a whole load test."""
 
 import json
-import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
+from faulty_server import MODEL_PYTHON, TRITON_HOME, FaultyServer, faulty_server
 
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel
@@ -18,10 +17,6 @@ from llm_pipeline.loadtest.records import Fault
 from llm_pipeline.loadtest.session import run_session
 from llm_pipeline.loadtest.windows import Windows
 from llm_pipeline.loadtest.workload import TrafficSource
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "serving" / "faulty_model"))
-
-from faulty_server import MODEL_PYTHON, TRITON_HOME, FaultyServer, faulty_server
 
 pytestmark = [
     pytest.mark.slow,

@@ -1,13 +1,9 @@
 """A load test in figures, and as tables: what the one who decides must find there."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from load_sample import CONFIRMED_RATE, POLICY, sample_load_test
 from load_windows import answered, records
 

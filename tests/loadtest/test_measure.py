@@ -13,11 +13,8 @@ import numpy as np
 import psutil
 import pytest
 from load_windows import answered, records
-from scripted_server import ScriptedServer
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from openai_server import KEY, OpenAiDouble
+from scripted_server import ScriptedServer
 from waiting import until
 
 from llm_pipeline.base.errors import ConfigError, Transient

@@ -6,17 +6,11 @@ PYTHONPATH=DIR .envs/control/bin/python -m pytest tests/notifications/test_mlflo
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
+from store_history import GO, History
 
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
 from llm_pipeline.notifications.mlflow_run import keep_in_mlflow
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from store_history import GO, History
 
 NO_GO = judge("slow", [Evidence(name="p99: time to first token", verdict=Verdict.NO_GO, measured=1.5, samples=9)])
 

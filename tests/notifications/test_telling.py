@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +17,6 @@ from llm_pipeline.notifications.telling import NotSent, check_channel, tell, tel
 from llm_pipeline.store import open_store
 
 pytest.importorskip("apprise")
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "doubles")]
 
 from people import people
 

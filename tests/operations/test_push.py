@@ -15,7 +15,6 @@ import pytest
 pytest.importorskip("huggingface_hub")
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
-sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "reporting")]
 
 import sample_release as sample
 from local_hub import CONFIG, TOKEN_VARIABLE, LocalHub, safetensors_bytes, serve_local_hub

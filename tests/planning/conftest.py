@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-
 NOBODY = "127.0.0.1:9"
 """Where no hub answers, whatever runs on this host."""
 

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("modelopt")
 
 import transformers
+from published_configs import HARMLESS
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -25,9 +26,6 @@ from llm_pipeline.base.confinement import landlock_version
 from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.config.release import Evaluation
 from llm_pipeline.quantization.readback import load_model
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from published_configs import HARMLESS
 
 needs_landlock = pytest.mark.skipif(not landlock_version(), reason="this kernel has no Landlock")
 EVALUATION = Evaluation(tasks=("a",), served_tasks=("a",), maximum_length=64)

@@ -14,9 +14,6 @@ pytest.importorskip("torch")
 
 import yaml
 from huggingface_hub import constants
-
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "corpus")]
-
 from local_hub import TOKEN_VARIABLE, serve_local_hub
 from ready_checkpoints import make_ready
 

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -224,7 +223,6 @@ def test_a_batch_that_does_not_fit_is_told_with_what_to_change(source, tmp_path,
 
 
 def test_quantized_experts_are_exported_and_checked_without_being_read_back(tmp_path):
-    sys.path.insert(0, str(Path(__file__).parents[1] / "corpus"))
     import tiny_models
 
     source, recipe = (

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from store_history import History
 
 from llm_pipeline.release.newest import newest_of_config, note_release

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,6 @@ import pytest
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 pytest.importorskip("huggingface_hub")
-
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 
 from sample_release import SampleRelease, whole_release
 

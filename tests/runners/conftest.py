@@ -27,8 +27,6 @@ REPOSITORY = Path(__file__).parents[2]
 STAGE = Path(__file__).parent / "stages_for_tests" / "run_stage.py"
 HERE = Placement(environment="control")
 
-sys.path[:0] = [str(REPOSITORY / "tests"), str(REPOSITORY / "tests" / "doubles")]
-
 from container_engine import real_engine
 from docker_engine import IMAGE
 from stage_interpreter import write_interpreter

@@ -1,5 +1,4 @@
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,6 @@ ROOT = Path(__file__).parents[2]
 TRITON_HOME = ROOT / ".envs" / "triton"
 MODEL_PYTHON = ROOT / ".envs" / "model" / "bin" / "python"
 TOY = Path(__file__).parent / "toy_repository"
-
-sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 from free_ports import server_ports
 

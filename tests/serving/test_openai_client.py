@@ -1,20 +1,15 @@
 """The client against a server of OpenAI's completions: sound, and wrong in every way that answers are checked for."""
 
 import asyncio
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from openai_server import KEY, OpenAiDouble
 
 from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError, Transient
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.serving.client import Generation, GenerationClient, GenerationRequest
 from llm_pipeline.serving.endpoint_access import require_model, require_served
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from openai_server import KEY, OpenAiDouble
 
 
 @pytest.fixture(scope="module")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from pathlib import Path
 
 import pytest
+from openai_server import OpenAiDouble
 
 from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict
@@ -15,10 +14,6 @@ from llm_pipeline.config.policy import StagingPolicy
 from llm_pipeline.serving import probes
 from llm_pipeline.serving.client import GenerationClient, GenerationRequest
 from llm_pipeline.serving.probes import probe
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from openai_server import OpenAiDouble
 
 POLICY = StagingPolicy(ready_timeout_seconds=0.1, minimum_golden_prompts=20)
 

@@ -7,15 +7,11 @@ disruption budgets: those are checked by their schemas only (`test_kubernetes_ma
 from __future__ import annotations
 
 import copy
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("kubernetes_validate")
-
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
 from kubernetes_server import APPLY, MERGE, KubernetesServer
 from test_kubernetes_manifests import VARIANTS, manifests_of, pod_templates, workload_of

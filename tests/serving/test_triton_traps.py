@@ -8,22 +8,17 @@ first stream needs, `../loadtest/test_faulty_servers.py`), numpy 2 (`test_triton
 import asyncio
 import base64
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import httpx
 import pytest
+from faulty_server import MODEL_PYTHON, TRITON_HOME, FaultyServer, faulty_server
 
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import StagingPolicy
 from llm_pipeline.serving.client import Generation, GenerationClient, GenerationRequest
 from llm_pipeline.serving.probes import probe
-
-sys.path.insert(0, str(Path(__file__).parent / "faulty_model"))
-
-from faulty_server import MODEL_PYTHON, TRITON_HOME, FaultyServer, faulty_server
 
 pytestmark = pytest.mark.slow
 

@@ -2,14 +2,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("openvino_genai")
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))
 import tiny_llama
 
 from llm_pipeline.artifacts.engine_description import EngineDescription

@@ -2,14 +2,10 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from free_ports import server_ports
 from openai_server import CONTEXT, KEY, OpenAiDouble
 

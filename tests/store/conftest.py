@@ -1,22 +1,18 @@
 from __future__ import annotations
 
 import os
-import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from s3_faults import Faults, faulty
+from signing_keys import signing_with_new_keys
 
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.config.store import Signing, StoreModel, store_settings
 from llm_pipeline.store.s3_blobs import connect as make_client
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from s3_faults import Faults, faulty
-from signing_keys import signing_with_new_keys
 
 _clients: dict[tuple[Any, ...], Any] = {}
 

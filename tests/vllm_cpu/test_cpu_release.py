@@ -16,7 +16,6 @@ import yaml
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm", reason="vLLM is not in this environment: `make vllm`, then run it with .envs/vllm")
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "demo")]
 
 import briefly_trained
 from deployment_here import place_document

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from free_ports import server_ports
 
 from llm_pipeline.adapters.kubernetes.adapter import KubernetesServer
 from llm_pipeline.base.records import ArtifactRef
@@ -19,10 +20,6 @@ from llm_pipeline.serving.kubernetes_manifests import ServedRelease
 from llm_pipeline.serving.ports import loopback_endpoint
 from llm_pipeline.serving.triton_runtime import inspect_interpreter, open_home, prepare_runtime
 from llm_pipeline.store import open_store
-
-sys.path += [str(Path(__file__).parents[2]), str(Path(__file__).parents[2] / "doubles")]
-
-from free_ports import server_ports
 
 ROOT = Path(__file__).parents[3]
 IMAGE = f"registry.test/serving@sha256:{'a' * 64}"

@@ -16,8 +16,6 @@ import pytest
 
 pytest.importorskip("kubernetes")
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 from documented_roles import documented_rules, without
 
 from llm_pipeline.adapters.kubernetes.adapter import SERVER, KubernetesServer

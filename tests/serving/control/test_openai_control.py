@@ -1,10 +1,10 @@
 """Somebody else's server of OpenAI's completions, as a staging server: taken for one candidate, and given back."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from openai_server import CONTEXT, OpenAiDouble
 
 from llm_pipeline.adapters.openai.adapter import OpenAiServer
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient, Unsupported
@@ -12,10 +12,6 @@ from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.serving.control import Candidate, ServerControl, endpoint_of, open_control
 from llm_pipeline.serving.endpoint_access import active_requests, await_no_requests
 from llm_pipeline.serving.triton_server import SlotBusy
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
-from openai_server import CONTEXT, OpenAiDouble
 
 
 @pytest.fixture(scope="module")

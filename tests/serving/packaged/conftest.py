@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
-
 ROOT = Path(__file__).parents[3]
 
 
