@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from place_here import pointer, serve
-from resolved_release import tiny_release
+from resolved_release import deployment_below, pinned, record_of, tiny_release
 
-from llm_pipeline.artifacts.pinned import PinnedModel
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.canary.record import CanaryRecord, Phase, canary_record_name
-from llm_pipeline.config.deployment import Deployment, Retention
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.release import Approval, Baseline, Evaluation, ModelSource, ResolvedRelease
 from llm_pipeline.config.store import StoreModel
@@ -24,7 +22,7 @@ from llm_pipeline.release.claim import Claimant, ClaimState, LocalProcess, claim
 from llm_pipeline.release.contract import StageResult, Timings
 from llm_pipeline.release.execute import KeyContent, concluded, outdate_summary, results_name, stage_record_name
 from llm_pipeline.release.newest import note_release
-from llm_pipeline.release.record import ReleaseRecord, release_record_name
+from llm_pipeline.release.record import release_record_name
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.lease import Lease
 from llm_pipeline.store.place_state import read_place
@@ -56,15 +54,7 @@ class History:
 
     def __init__(self, root: Path, store: StoreModel | str | None = None, **rules: float) -> None:
         self.root = root
-        self.deployment = Deployment(
-            name="here",
-            store=store or f"file://{root / 'store'}",
-            work_root=str(root / "work"),
-            state_root=str(root / "state"),
-            environments={},
-            triton_home="/t",
-            retention=Retention(**rules),
-        )
+        self.deployment = deployment_below(root, retention=rules, **({"store": store} if store else {}))
         self.store: ArtifactStore = open_store(self.deployment.store)
         self.now = datetime.now(UTC)
 
@@ -77,11 +67,11 @@ class History:
     def resolve(self, number: int, config: str = "tiny", margin: float = 0.01) -> str:
         """A release of commit `number`; the same number again is another run of the same release."""
         release_id = f"{config}-{number:08x}-{int(margin * 1e4):08x}"
-        record = ReleaseRecord(
-            release_id=release_id,
+        record = record_of(
+            self.deployment,
+            release_id,
             release=_release(config, margin),
-            deployment=self.deployment,
-            model=PinnedModel(id=MODEL, commit=f"{number:040x}", files=(), license="apache-2.0"),
+            model=pinned(MODEL, commit=f"{number:040x}"),
             datasets={"prompts": self.publish("dataset", "prompts")},
             created_at=self.now,
         )

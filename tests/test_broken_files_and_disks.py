@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from deployment_here import write_bare_deployment
+from resolved_release import request_below
 from unprivileged import directory_for_everyone, mode, without_root
 
 from llm_pipeline.base.errors import ConfigError, ExitCode, IntegrityError, Transient, unless_io
@@ -65,8 +66,7 @@ def request_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Pat
 
     stage = Stage(name="write", version=1, config=NothingConfig, run=run)
     monkeypatch.setattr(execution, "load_stage", lambda _name: stage)
-    store = f"file://{tmp_path / 'store'}"
-    return lambda work: StageRequest(release_id="r1", stage="write", config={}, store=store, work_root=str(work))
+    return lambda work: request_below(tmp_path, "write", {}, work_root=str(work))
 
 
 @pytest.mark.parametrize(

@@ -5,19 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deployment_here import place_document
 from place_here import pointer, serve
-from resolved_release import tiny_release
+from resolved_release import deployment_below, record_of, tiny_release
 
-from llm_pipeline.artifacts.pinned import PinnedModel
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Unsupported
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
-from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.server_place import ServerPorts
 from llm_pipeline.release.contract import StageFailure, StageResult, Timings
 from llm_pipeline.release.execute import KeyContent, StageRecord, failure_name, results_name, stage_record_name
-from llm_pipeline.release.record import ReleaseRecord
 from llm_pipeline.release_progress import MissingResult, ReleaseProgress
 from llm_pipeline.stages.canary import CanaryConfig
 from llm_pipeline.store import ArtifactStore, open_store
@@ -34,32 +32,15 @@ def store(tmp_path: Path) -> ArtifactStore:
 
 
 def flow(store: ArtifactStore, resolved_at: datetime, **changes: Any) -> ReleaseProgress:
-    servers: dict[str, Any] = {
-        name: {"http": first, "grpc": first + 1, "metrics": first + 2, "openai": first + 3}
-        for name, first in (("staging", 18540), ("blue", 18544), ("green", 18548))
-    }
-    record = ReleaseRecord(
-        release_id="r1",
-        release=tiny_release(
-            name="r",
-            recipes=tuple(QuantizationRecipe(name=name, weights=weights) for name, weights in RECIPES.items()),
-        ),
-        deployment=Deployment.model_validate(
-            {
-                "name": "here",
-                "store": store.uri,
-                "work_root": "/work",
-                "state_root": "/state",
-                "environments": {"model": "/model/python", "vllm": "/vllm/python"},
-                "triton_home": "/triton",
-                "places": {"cpu": {**servers, "router": {"port": 18560, "admin_port": 18561}}},
-            }
-        ),
-        model=PinnedModel(id="demo/tiny", commit="0a1b2c3d" * 5, files=(), license="mit"),
-        datasets={},
-        created_at=resolved_at,
-        **changes,
+    deployment = deployment_below(
+        Path("/"),
+        store=store.uri,
+        environments={"model": "/model/python", "vllm": "/vllm/python"},
+        places={"cpu": place_document(iter(range(18540, 18560)))},
     )
+    recipes = tuple(QuantizationRecipe(name=name, weights=weights) for name, weights in RECIPES.items())
+    release = tiny_release(name="r", recipes=recipes)
+    record = record_of(deployment, "r1", release=release, created_at=resolved_at, **changes)
     return ReleaseProgress(store, record)
 
 

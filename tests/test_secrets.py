@@ -32,6 +32,7 @@ import pytest
 import yaml
 from free_ports import free_ports
 from local_hub import safetensors_bytes, serve_local_hub
+from resolved_release import deployment_below, request_below
 from secret_traces import ProcessWatch, forms, search
 from signing_keys import signing_with_new_keys
 from stage_interpreter import write_interpreter
@@ -301,26 +302,13 @@ class Parts:
 
 
 def _deployment(left: Path, python: str, store: StoreModel, hub: HubAccess) -> Deployment:
-    return Deployment(
-        name="test",
-        store=store,
-        work_root=str(left / "work"),
-        state_root=str(left / "state"),
-        environments={"control": python},
-        triton_home=str(left),
-        hub=hub,
-    )
+    return deployment_below(left, name="test", store=store, environments={"control": python}, hub=hub)
 
 
 def _request(release_id: str, model: PinnedModel, store: StoreModel, hub: HubAccess, left: Path) -> StageRequest:
     config = download_config(model, ModelSource(id=model.id), hub)
-    return StageRequest(
-        release_id=release_id,
-        stage="download",
-        config=config.model_dump(mode="json"),
-        store=store,
-        work_root=str(left / "work"),
-    )
+    written = config.model_dump(mode="json")
+    return request_below(left, "download", written, release_id=release_id, store=store)
 
 
 def _write_configs(place: Path, **deployment: object) -> Path:

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from canary_site import free_ports
-from resolved_release import resolve
+from deployment_here import place_document
+from resolved_release import deployment_below, resolve
 
 from llm_pipeline.adapters.envoy.router import router_of, stop_router
 from llm_pipeline.base import detached
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.demo.traffic import TrafficRecord
 from llm_pipeline.operations.rollback import roll_back
 from llm_pipeline.operations.served_place import place_with_router
@@ -50,24 +50,10 @@ class Production:
         self.model = MODEL
         self.policy: dict[str, Any] = dict(POLICY)
         ports = iter(free_ports(14))
-        servers = {
-            name: {kind: next(ports) for kind in ("http", "grpc", "metrics", "openai")}
-            for name in ("staging", "blue", "green")
-        }
-        self.router_port = next(ports)
-        self.deployment = Deployment.model_validate(
-            {
-                "name": "here",
-                "store": f"file://{root}/store",
-                "work_root": str(root / "work"),
-                "state_root": str(root / "state"),
-                "environments": {"model": str(MODEL_PYTHON)},
-                "triton_home": str(TRITON_HOME),
-                "places": {
-                    "cpu": {**servers, "router": {"port": self.router_port, "admin_port": next(ports)}},
-                },
-            }
-        )
+        place = place_document(ports)
+        self.router_port = place["router"]["port"]
+        software = {"environments": {"model": str(MODEL_PYTHON)}, "triton_home": str(TRITON_HOME)}
+        self.deployment = deployment_below(root, places={"cpu": place}, **software)
         self.store = open_store(self.deployment.store)
         self.repositories = {release: self.publish(release) for release in ("r1", "r2")}
         self._users: detached.DetachedProcess | None = None

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from resolved_release import request_below
 
 from llm_pipeline.base.logging import LogRelay
 from llm_pipeline.hub.access import Hub
@@ -23,18 +24,13 @@ from .conftest import TOKEN_VARIABLE, LocalHub
 
 def request(local_hub: LocalHub, hub: Hub, tmp_path: Path, *, endpoint: str | None = None) -> StageRequest:
     model = HubSource(hub).resolve("demo/tiny", "main")
-    return StageRequest(
-        release_id="test",
-        stage="download",
-        config={
-            "model_id": model.id,
-            "commit": model.commit,
-            "files": [file.model_dump(mode="json") for file in model.files],
-            "hub": {"endpoint": endpoint or local_hub.endpoint, "token_variable": TOKEN_VARIABLE},
-        },
-        store=(tmp_path / "store").as_uri(),
-        work_root=str(tmp_path / "work"),
-    )
+    config = {
+        "model_id": model.id,
+        "commit": model.commit,
+        "files": [file.model_dump(mode="json") for file in model.files],
+        "hub": {"endpoint": endpoint or local_hub.endpoint, "token_variable": TOKEN_VARIABLE},
+    }
+    return request_below(tmp_path, "download", config)
 
 
 def test_the_stage_publishes_exactly_the_verified_files_and_reuses_them_from_another_address(

@@ -13,6 +13,7 @@ pytest.importorskip("lm_eval")
 import datasets
 import yaml
 from huggingface_hub import constants
+from resolved_release import request_below
 
 from llm_pipeline.accuracy.data_sets import HeldDataSet, held_data_sets
 from llm_pipeline.accuracy.tasks import LoadedTasks, load_tasks
@@ -88,14 +89,8 @@ class World:
         self.names = tuple(str(one["task"]) for one in definitions)
         self.inputs = {"tasks": self.tasks(*definitions)}
         hub = {"endpoint": self.hub.endpoint, "token_variable": TOKEN_VARIABLE}
-        return StageRequest(
-            release_id="test",
-            stage="eval_data",
-            config=json.loads(json.dumps({"tasks": self.names, "release": "test", "hub": hub} | config)),
-            inputs=self.inputs,
-            store=self.store.uri,
-            work_root=str(self.path / "work"),
-        )
+        asked = json.loads(json.dumps({"tasks": self.names, "release": "test", "hub": hub} | config))
+        return request_below(self.path, "eval_data", asked, inputs=self.inputs)
 
     def run(self, *definitions: dict[str, object], **config: object) -> StageResult:
         result = execute(self.request(*definitions, **config))
@@ -310,8 +305,7 @@ def test_tasks_of_lm_eval_are_asked_with_what_was_fetched_for_them(
         publish_revision(local_hub.root / "datasets", name, directory, "upload")
     tasks, store = ("gsm8k", "hellaswag", "arithmetic_1dc"), open_store((tmp_path / "store").as_uri())
     config = {"tasks": list(tasks), "release": "r", "hub": {"endpoint": local_hub.endpoint}}
-    work = str(tmp_path / "work")
-    result = execute(StageRequest(release_id="r", stage="eval_data", config=config, store=store.uri, work_root=work))
+    result = execute(request_below(tmp_path, "eval_data", config))
     assert isinstance(result, StageResult), result
     data = store.fetch(result.artifacts["eval_data"])
     evaluation = Evaluation(tasks=tasks, served_tasks=("gsm8k",))

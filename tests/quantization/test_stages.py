@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("modelopt")
 
+from resolved_release import request_below
 from safetensors.torch import load_file
 from transformers.models.llama.modeling_llama import LlamaModel
 
@@ -30,7 +31,6 @@ from llm_pipeline.quantization.device_memory import OutOfMemory
 from llm_pipeline.quantization.export_check import check_export
 from llm_pipeline.quantization.modelopt_quantizer import Quantizer
 from llm_pipeline.quantization.tensorrt_llm_checkpoint import check_tensorrt_llm_checkpoint
-from llm_pipeline.release.contract import StageRequest
 from llm_pipeline.release.execute import execute
 from llm_pipeline.stages.accuracy import AccuracyConfig
 from llm_pipeline.stages.baseline import BaselineConfig
@@ -68,16 +68,8 @@ def release(source, tmp_path_factory):
     }
 
     def run(stage, config, subject="", *, use, **given):
-        request = StageRequest(
-            release_id="r1",
-            stage=stage,
-            subject=subject,
-            config=config.model_dump(mode="json"),
-            inputs={**{name: inputs[name] for name in use}, **given},
-            store=store.uri,
-            work_root=str(root / "work"),
-        )
-        return execute(request)
+        given |= {name: inputs[name] for name in use}
+        return execute(request_below(root, stage, config.model_dump(mode="json"), subject=subject, inputs=given))
 
     run.store = store
     return run

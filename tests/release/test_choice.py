@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 from load_sample import sample_load_test
+from resolved_release import request_below
 
 from llm_pipeline.base.errors import Terminal
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.loadtest.outcome import LoadTestOutcome, RatePoint, TokenCost, token_cost
 from llm_pipeline.release.choice import CostTrial, RecipeAttempt, choose_by_cost, choose_recipe, recipes_in_words
-from llm_pipeline.release.contract import StageRequest, StageResult
+from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.execute import execute
 
 
@@ -99,14 +100,8 @@ def test_an_error_is_no_lost_rung_the_unquantized_model_does_not_stand_in_for_wh
 
 def test_the_chosen_recipe_is_a_metric_of_the_stage_and_the_judgement_a_gate(tmp_path: Path) -> None:
     attempts = [attempt("fp8", Verdict.GO, 800), attempt("int4", Verdict.NO_GO, 300)]
-    request = StageRequest(
-        release_id="demo",
-        stage="choose",
-        config={"attempts": [one.model_dump(mode="json") for one in attempts]},
-        store=f"file://{tmp_path}/store",
-        work_root=str(tmp_path / "work"),
-    )
-    result = execute(request)
+    config = {"attempts": [one.model_dump(mode="json") for one in attempts]}
+    result = execute(request_below(tmp_path, "choose", config))
     assert isinstance(result, StageResult)
     assert result.metrics == {"recipe": "fp8"}
     assert result.judgement is not None

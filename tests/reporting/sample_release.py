@@ -11,26 +11,24 @@ from typing import Any, Literal
 from load_sample import POLICY as LOAD_POLICY
 from load_sample import sample_load_test
 from place_here import serve
-from resolved_release import tiny_release
+from resolved_release import deployment_below, pinned, record_of, tiny_release
 
 from llm_pipeline.accuracy.evaluation import DataRead, summarise, write_evaluation
 from llm_pipeline.accuracy.gate import judge_look
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.artifacts.items import ScoredItem
-from llm_pipeline.artifacts.pinned import PinnedModel
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.records import ArtifactRef, Metric
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.canary.record import CanaryEvent, EventKind
 from llm_pipeline.canary.timeline import SUMMARY_FILE, ArmPoint, CanarySummary, TimelinePoint
-from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.policy import Policy
 from llm_pipeline.config.quantization import QuantizationRecipe, WeightFormat
 from llm_pipeline.config.release import Approval, Evaluation, Ladder, ModelSource
 from llm_pipeline.release.choice import RecipeAttempt, choose_recipe
 from llm_pipeline.release.contract import StageFailure, StageResult, Timings
 from llm_pipeline.release.execute import KeyContent, StageRecord, failure_name, results_name, stage_record_name
-from llm_pipeline.release.record import ReleaseRecord, release_record_name
+from llm_pipeline.release.record import release_record_name
 from llm_pipeline.reporting.collect import collect
 from llm_pipeline.reporting.model import Headline, ReportData
 from llm_pipeline.store.artifact_store import ArtifactStore
@@ -81,13 +79,11 @@ class SampleRelease:
             evaluation=Evaluation(tasks=tuple(TASKS), served_tasks=("arithmetic",)),
             approval=Approval(),
         )
-        record = ReleaseRecord(
-            release_id=RELEASE,
+        record = record_of(
+            deployment_below(Path("/"), name="laptop", store=self.store.uri),
+            RELEASE,
             release=release,
-            deployment=Deployment(
-                name="laptop", store=self.store.uri, work_root="/w", state_root="/s", environments={}, triton_home="/t"
-            ),
-            model=PinnedModel(id="example/tiny-llama", commit="0a1b2c3d" * 5, files=(), license="apache-2.0"),
+            model=pinned("example/tiny-llama", license="apache-2.0"),
             datasets={"tasks": ArtifactRef(kind="dataset", digest="ab" * 32)},
             ladders={"cpu": tuple(RECIPES)},
             created_at=START,

@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-import yaml
+from deployment_here import write_bare_deployment
 from place_here import serve
 from sample_release import RECIPES, RELEASE, SampleRelease, one_fact, whole_release
 
@@ -136,11 +136,9 @@ def test_an_artifact_that_is_gone_or_a_result_that_cannot_be_read_is_a_gap_and_n
 
 
 def test_what_is_staged_by_hand_is_where_stop_looks_for_it(promoted: SampleRelease, tmp_path: Path) -> None:
-    roots = {"work_root": "w", "state_root": "s", "environments": {}, "triton_home": "t"}
-    (tmp_path / "here.yaml").write_text(yaml.safe_dump({"store": promoted.store.uri, **roots}))
-    here = load_yaml(tmp_path / "here.yaml", Deployment)
+    here = load_yaml(Path(write_bare_deployment(tmp_path / "here.yaml", promoted.store.uri)), Deployment)
     flow = ReleaseProgress.open(here, RELEASE)
-    assert flow.state_directory("cpu", "staging") == "/s/cpu/staging"
+    assert flow.state_directory("cpu", "staging") == "/state/cpu/staging"
     assert flow.here(here).state_directory("cpu", "staging") == f"{tmp_path}/s/cpu/staging"
 
 

@@ -29,6 +29,7 @@ HERE = Placement(environment="control")
 
 from container_engine import real_engine
 from docker_engine import IMAGE
+from resolved_release import deployment_below
 from stage_interpreter import write_interpreter
 from waiting import until
 
@@ -64,14 +65,8 @@ class Place:
         return self.runner()
 
     def request(self, subject: str = "", **script: Any) -> StageRequest:
-        return StageRequest(
-            release_id="r1",
-            stage="choose",
-            subject=subject,
-            config=script,
-            store=self.deployment.store,
-            work_root=self.deployment.work_root,
-        )
+        place = {"store": self.deployment.store, "work_root": self.deployment.work_root}
+        return StageRequest(release_id="r1", stage="choose", subject=subject, config=script, **place)
 
 
 @pytest.fixture
@@ -85,14 +80,8 @@ def deployment(tmp_path: Path) -> Callable[..., Deployment]:
     """Deployments by their environments."""
 
     def make(control: Environment, nowhere: Environment) -> Deployment:
-        return Deployment(
-            name="test",
-            store=f"file://{tmp_path / 'store'}",
-            work_root=str(tmp_path / "work"),
-            state_root=str(tmp_path / "state"),
-            environments={"control": control, "model": control, "nowhere": nowhere},
-            triton_home=str(tmp_path),
-        )
+        environments = {"control": control, "model": control, "nowhere": nowhere}
+        return deployment_below(tmp_path, name="test", environments=environments)
 
     return make
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from resolved_release import deployment_below
 
 from llm_pipeline.adapters.kubernetes.adapter import KubernetesEnvironment
 from llm_pipeline.adapters.kubernetes.job import job_manifest
@@ -61,17 +62,8 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def deployment_of(store: StoreModel, **given: Any) -> Deployment:
-    return Deployment(
-        name="here",
-        store=store,
-        work_root="/work",
-        state_root="/state",
-        environments={"control": sys.executable},
-        triton_home="/triton",
-        hub=HubAccess(token_variable="HUB_TOKEN"),
-        notifications={"chat": {"variable": "SLACK_WEBHOOK"}},
-        **given,
-    )
+    told = {"hub": HubAccess(token_variable="HUB_TOKEN"), "notifications": {"chat": {"variable": "SLACK_WEBHOOK"}}}
+    return deployment_below(Path("/"), store=store, environments={"control": sys.executable}, **told, **given)
 
 
 def request_of(stage: str, store: StoreModel) -> StageRequest:

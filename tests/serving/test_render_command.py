@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 import yaml
+from resolved_release import pinned, record_of
 
-from llm_pipeline.artifacts.pinned import PinnedModel
 from llm_pipeline.base.errors import ExitCode
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.cli import main
 from llm_pipeline.release.contract import StageResult, Timings
 from llm_pipeline.release.execute import results_name
 from llm_pipeline.release.loading import load_release
-from llm_pipeline.release.record import ReleaseRecord, release_record_name
+from llm_pipeline.release.record import release_record_name
 from llm_pipeline.store import open_store
 
 ROOT = Path(__file__).parents[2]
@@ -35,14 +35,8 @@ def deployment(tmp_path: Path) -> Path:
     """A deployment file, with a store that holds one packaged release."""
     loaded = load_release(ROOT / "configs/releases/llama-3.3-70b-instruct.yaml")
     store = open_store(f"file://{tmp_path}/store")
-    record = ReleaseRecord(
-        release_id=RELEASE_ID,
-        release=loaded.release,
-        deployment=loaded.deployment,
-        model=PinnedModel(id=loaded.release.model.id, commit="0e9e39f2" * 5, files=(), license="llama3.3"),
-        datasets={},
-        created_at=datetime.now(UTC),
-    )
+    model = pinned(loaded.release.model.id, commit="0e9e39f2" * 5, license="llama3.3")
+    record = record_of(loaded.deployment, RELEASE_ID, release=loaded.release, model=model)
     store.write_document(release_record_name(RELEASE_ID), record.model_dump(mode="json"), None)
     timings = Timings(started_at=datetime.now(UTC), total_seconds=1.0)
     for stage, subject, metrics, artifacts in STAGES:

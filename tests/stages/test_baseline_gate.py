@@ -7,12 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from resolved_release import request_below
 
 from llm_pipeline.accuracy.evaluation import summarise, write_evaluation
 from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.release.contract import StageRequest, StageResult
+from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.execute import execute
 from llm_pipeline.store import ArtifactStore, open_store
 
@@ -40,11 +41,8 @@ def evaluation(store: ArtifactStore, tmp_path: Path, right: int) -> ArtifactRef:
 @pytest.fixture
 def judge(store: ArtifactStore, tmp_path: Path) -> Judge:
     def run(expected: dict[str, object], **inputs: ArtifactRef) -> StageResult:
-        request = StageRequest(
-            release_id="r1", stage="baseline_gate", config={"expected": expected, "maximum_cut_share": 0.02},
-            inputs=inputs, store=store.uri, work_root=str(tmp_path / "work"),
-        )  # fmt: skip
-        outcome = execute(request)
+        config = {"expected": expected, "maximum_cut_share": 0.02}
+        outcome = execute(request_below(tmp_path, "baseline_gate", config, inputs=inputs))
         assert isinstance(outcome, StageResult), outcome
         return outcome
 

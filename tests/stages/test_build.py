@@ -8,10 +8,11 @@ import pytest
 pytest.importorskip("openvino_genai")
 
 import tiny_llama
+from resolved_release import request_below
 
 from llm_pipeline.artifacts.engine_description import EngineDescription
 from llm_pipeline.artifacts.items import write_items
-from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
+from llm_pipeline.release.contract import StageFailure, StageResult
 from llm_pipeline.release.execute import execute
 from llm_pipeline.store import open_store
 
@@ -34,10 +35,9 @@ def request_build(place):
     evaluation = open_store(uri).publish("evaluation", place / "evaluation")
 
     def make(**changes):
-        return StageRequest(
-            release_id="r1", stage="build", subject="cpu", config={"target": {**TARGET, **changes}, "dtype": "float16"},
-            inputs={"checkpoint": checkpoint, "evaluation": evaluation}, store=uri, work_root=str(place / "work"),
-        )  # fmt: skip
+        inputs = {"checkpoint": checkpoint, "evaluation": evaluation}
+        config = {"target": {**TARGET, **changes}, "dtype": "float16"}
+        return request_below(place, "build", config, subject="cpu", inputs=inputs)
 
     return make
 

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from resolved_release import request_below
 
 from llm_pipeline.base.errors import ConfigError, ExitCode, Transient
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
@@ -75,13 +76,7 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> Counter:
 @pytest.fixture
 def request_for(tmp_path: Path):
     def make(release: str = "r1", **config: str) -> StageRequest:
-        return StageRequest(
-            release_id=release,
-            stage="count",
-            config={"text": "hello", **config},
-            store=f"file://{tmp_path / 'store'}",
-            work_root=str(tmp_path / "work"),
-        )
+        return request_below(tmp_path, "count", {"text": "hello", **config}, release_id=release)
 
     return make
 

@@ -8,12 +8,13 @@ import pytest
 pytest.importorskip("tritonclient")
 
 from pretended_engine import make_engine
+from resolved_release import request_below
 
 from llm_pipeline.artifacts.golden import GoldenPrompt, read_golden, write_golden
 from llm_pipeline.artifacts.items import ScoredItem, write_items
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.target import Target
-from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
+from llm_pipeline.release.contract import StageFailure, StageResult
 from llm_pipeline.release.execute import execute
 from llm_pipeline.stages import package as packaging
 from llm_pipeline.store import open_store
@@ -71,13 +72,12 @@ def package(tmp_path):
                 for number in range(80)
             ],
         )
-        request = StageRequest(
-            release_id=release, stage="package", subject="cpu",
+        request = request_below(
+            tmp_path, "package", release_id=release, subject="cpu",
             config={"target": GPU_TARGET if built else TARGET, "golden_prompts": 20, "maximum_tokens": 6,
                     "model": "organisation/name", "chat_template_arguments": {"thinking": False}},
             inputs={"engine": engine, "evaluation": store.publish("evaluation", evaluation)}
             | ({"plain_engine": store.publish("engine", plain)} if plain else {}),
-            store=uri, work_root=str(tmp_path / "work"),
         )  # fmt: skip
         return store, execute(request)
 

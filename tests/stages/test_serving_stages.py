@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from free_ports import server_ports
 from openai_server import CONTEXT, KEY, OpenAiDouble
+from resolved_release import request_below
 
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
@@ -16,7 +17,7 @@ from llm_pipeline.config.target import Target
 from llm_pipeline.loadtest import workload
 from llm_pipeline.loadtest.outcome import read_outcome
 from llm_pipeline.loadtest.records import read_records
-from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
+from llm_pipeline.release.contract import StageFailure, StageResult
 from llm_pipeline.release.execute import execute
 from llm_pipeline.serving.repository_links import write_links
 from llm_pipeline.serving.triton_server import find_server, start_server, stop_server
@@ -35,11 +36,7 @@ SEARCH = {
 
 
 def run_stage(root: Path, stage: str, config: dict[str, Any], **inputs: ArtifactRef) -> StageResult | StageFailure:
-    request = StageRequest(
-        release_id="r1", stage=stage, subject="cpu", config=config, inputs=inputs, store=f"file://{root}/store",
-        work_root=str(root / "work"),
-    )  # fmt: skip
-    return execute(request)
+    return execute(request_below(root, stage, config, subject="cpu", inputs=inputs))
 
 
 class Release:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from resolved_release import request_below
 from signing_keys import signing_with_new_keys
 
 from llm_pipeline.adapters.local.store import LocalStore
@@ -23,7 +24,6 @@ from llm_pipeline.release.contract import (
     StageContext,
     StageFailure,
     StageOutput,
-    StageRequest,
     StageResult,
 )
 from llm_pipeline.release.execute import results_name, stage_record_name, trusted_stage_record
@@ -65,15 +65,7 @@ class Site:
         return StageOutput(artifacts=made, judgement=NO_GO)
 
     def execute(self, text: str, **inputs: ArtifactRef) -> StageResult | StageFailure:
-        request = StageRequest(
-            release_id="r1",
-            stage="write",
-            config={"text": text},
-            inputs=inputs,
-            store=self.config,
-            work_root=str(self.root / "work"),
-        )
-        return execution.execute(request)
+        return execution.execute(request_below(self.root, "write", {"text": text}, inputs=inputs, store=self.config))
 
     def run(self, text: str = "mine") -> StageResult:
         outcome = self.execute(text)

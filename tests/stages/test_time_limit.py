@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from resolved_release import request_below
 
-from llm_pipeline.release.contract import OUTCOME, StageFailure, StageRequest, StageResult, TimeLimit
+from llm_pipeline.release.contract import OUTCOME, StageFailure, StageResult, TimeLimit
 from llm_pipeline.release.loading import load_release
 from llm_pipeline.release.time_limit import time_limit
 from llm_pipeline.store import open_store
@@ -25,10 +26,7 @@ LIMIT = TimeLimit(seconds=1.0, longest_seconds=60.0, setting="time_limit of p")
 
 def run_stage(tmp_path: Path, limit: TimeLimit, **script: Any):
     """A stage's real process; how it ended, and its outcome."""
-    store = f"file://{tmp_path}/store"
-    request = StageRequest(
-        release_id="r1", stage="choose", config=script, store=store, work_root=str(tmp_path / "work"), time_limit=limit
-    )
+    request = request_below(tmp_path, "choose", script, time_limit=limit)
     (tmp_path / "request.json").write_text(request.model_dump_json())
     result = tmp_path / "result.json"
     command = [sys.executable, str(STAGE), "choose", "--request", str(tmp_path / "request.json")]
@@ -37,7 +35,7 @@ def run_stage(tmp_path: Path, limit: TimeLimit, **script: Any):
         [*command, "--result", str(result)], env=environment, capture_output=True, text=True, timeout=90, check=False
     )
     assert result.exists(), ended.stderr
-    return ended, OUTCOME.validate_json(result.read_bytes()), open_store(store)
+    return ended, OUTCOME.validate_json(result.read_bytes()), open_store(request.store)
 
 
 @pytest.mark.parametrize("how", HANGS)
