@@ -27,6 +27,7 @@ import numpy as np
 from goals import at_most, goal
 from scipy import stats
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "canary"))
 
 from live_site import LiveSite

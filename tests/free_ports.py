@@ -22,6 +22,11 @@ def free_ports(count: int) -> list[int]:
         return found
 
 
+def free_port() -> int:
+    """A single one."""
+    return free_ports(1)[0]
+
+
 def server_ports(*readable: Path) -> ServerPorts:
     """Those of a server, which may read these paths, too."""
     http, grpc, metrics, openai = free_ports(4)

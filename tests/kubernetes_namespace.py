@@ -12,7 +12,8 @@ from typing import Any
 from documented_roles import documented_rules
 from kubernetes_node import Node
 from kubernetes_proxy import KubernetesProxy
-from kubernetes_server import MERGE, KubernetesServer, until
+from kubernetes_server import MERGE, KubernetesServer
+from waiting import until
 
 
 class KubernetesNamespace(KubernetesProxy):
@@ -53,7 +54,7 @@ class KubernetesNamespace(KubernetesProxy):
         quota = {"metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
         self.server.ask("POST", self._path("resourcequotas"), quota)
         path = f"{self._path('resourcequotas')}/none"
-        until(lambda: "hard" in self.server.ask("GET", path).get("status", {}), "the quota's status")
+        until(lambda: "hard" in self.server.ask("GET", path).get("status", {}))
 
     def job(self, name: str) -> dict[str, Any]:
         return self.server.ask("GET", self._job(name))

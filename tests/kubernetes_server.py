@@ -14,9 +14,8 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ import kubernetes_programs
 import pytest
 import urllib3
 from free_ports import free_ports
+from waiting import until
 
 Document = dict[str, Any]
 
@@ -36,7 +36,6 @@ _CONTROLLERS = (
     "deployment", "endpoint", "endpointslice", "garbagecollector", "job", "namespace", "podgc", "replicaset",
     "resourcequota", "serviceaccount", "serviceaccount-token",
 )  # fmt: skip
-_STARTS_WITHIN_SECONDS = 180.0
 
 
 class Refusal(Exception):
@@ -92,7 +91,7 @@ class KubernetesServer:
         name = name or f"test-{uuid.uuid4().hex[:10]}"
         self.ask("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
         accounts = f"/api/v1/namespaces/{name}/serviceaccounts"
-        until(lambda: self.ask("GET", accounts)["items"], "the service account of a namespace")
+        until(lambda: self.ask("GET", accounts)["items"])
         return name
 
     def account(self, namespace: str, rules: list[Document]) -> str:
@@ -136,21 +135,13 @@ class KubernetesServer:
             "spec": {"group": group, "names": names, "scope": "Namespaced", "versions": [served]},
         }  # fmt: skip
         self.ask("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
-        until(lambda: self._answers(f"/apis/{group}/{version}/{plural}"), f"the kind {kind}")
+        until(lambda: self._answers(f"/apis/{group}/{version}/{plural}"))
 
     def _answers(self, path: str) -> bool:
         try:
             return self.forward("GET", path, None)[0] == 200
         except urllib3.exceptions.HTTPError:
             return False
-
-
-def until(true: Callable[[], Any], what: str, seconds: float = _STARTS_WITHIN_SECONDS) -> None:
-    """Wait for something that a busy machine may take long for."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, f"no sign of {what}"
-        time.sleep(0.1)
 
 
 @contextmanager
@@ -194,14 +185,14 @@ def _started(directory: Path, processes: list[subprocess.Popen[bytes]]) -> Kuber
         f"--token-auth-file={directory}/tokens.csv", "--authorization-mode=RBAC",
         "--service-cluster-ip-range=10.0.0.0/24", "--allow-privileged=false",
     )  # fmt: skip
-    until(lambda: _alive(processes, directory) and server._answers("/readyz"), "the API server")
+    until(lambda: _alive(processes, directory) and server._answers("/readyz"))
     start(
         "kube-controller-manager", f"--kubeconfig={server.kubeconfig(directory / 'controllers')}",
         f"--service-account-private-key-file={key}", f"--root-ca-file={certificate}",
         f"--controllers={','.join(_CONTROLLERS)}", "--leader-elect=false", "--port=0", "--secure-port=0",
         "--kube-api-qps=200", "--kube-api-burst=400",
     )  # fmt: skip
-    until(lambda: server._answers("/api/v1/namespaces/default"), "the namespace default")
+    until(lambda: server._answers("/api/v1/namespaces/default"))
     return server
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import struct
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +15,7 @@ from hub_access import HubAccessRules, access, restrict
 from hub_faults import Fault, Faults, fault_middleware
 from hub_uploads import LONGEST_COMMIT_BYTES, add_uploads
 from huggingface_hub import constants
+from loop_thread import LoopThread
 from tiny_tokenizer import TOKENIZER
 
 from llm_pipeline.base.digest import sha256_bytes
@@ -91,7 +90,6 @@ def serve_local_hub(directory: Path) -> Iterator[LocalHub]:
     root = directory / "hub"
     root.mkdir()
     faults = Faults()
-    loop = asyncio.new_event_loop()
     application = create_application(root, fault_middleware(faults), access, longest_bytes=LONGEST_COMMIT_BYTES)
     add_uploads(application)
     runner = web.AppRunner(application, shutdown_timeout=0.2)
@@ -102,12 +100,8 @@ def serve_local_hub(directory: Path) -> Iterator[LocalHub]:
         await site.start()
         return int(runner.addresses[0][1])
 
-    port = loop.run_until_complete(start())
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    try:
-        yield LocalHub(root, f"http://127.0.0.1:{port}", faults)
-    finally:
-        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(60)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(60)
+    with LoopThread() as loop:
+        try:
+            yield LocalHub(root, f"http://127.0.0.1:{loop.await_(start())}", faults)
+        finally:
+            loop.await_(runner.cleanup())

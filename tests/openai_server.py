@@ -10,12 +10,11 @@ import asyncio
 import hashlib
 import json
 import random
-import threading
 from collections.abc import AsyncIterator
-from types import TracebackType
 from typing import Any, Self
 
 from aiohttp import web
+from loop_thread import LoopThread
 
 KEY = "k3y-that-nobody-sees"
 CONTEXT = 512
@@ -27,8 +26,8 @@ _BROKEN = {
 }
 
 
-class OpenAiDouble:
-    """Runs in a thread of its own; a context manager.
+class OpenAiDouble(LoopThread):
+    """A context manager.
 
     Args:
         model: Name of its model.
@@ -62,26 +61,21 @@ class OpenAiDouble:
         self._key, self._counts, self._states_context = key, counts, states_context
         self._active = self._generated = self._prompted = self._aborted = 0
         self._replays: dict[str, list[str]] = {}
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        super().__init__()
 
     def __enter__(self) -> Self:
-        self._thread.start()
-        self._runner = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(60)
+        super().__enter__()
+        self._runner = self.await_(self._listen())
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(60)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+    def __exit__(self, *_: object) -> None:
+        self.die()
+        super().__exit__()
 
     def die(self) -> None:
         """Listen no more, and cut every connection."""
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(60)
+        self.await_(self._runner.cleanup())
 
     @property
     def metrics_url(self) -> str:

@@ -1,4 +1,4 @@
-"""Makes a release production at a place, as its promotion would."""
+"""Makes a release production at a place, as its promotion would, or a canary there."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from llm_pipeline.base.records import ArtifactRef
+from llm_pipeline.canary.record import CanaryRecord
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.place_state import PlaceState, Pointer, edit_place
 
@@ -31,3 +32,9 @@ def serve(
     changes = {"model_id": model_id, "production": production, "previous": previous, "keep_until": keep_until}
     changes["previous_model"] = model_id if previous is not None else ""
     return edit_place(store, place, lambda state: state.model_copy(update=changes))
+
+
+def canary_record(release_id: str = "r2", target: str = "cpu", **known: Any) -> CanaryRecord:
+    """A canary of green beside blue, of a repository that nobody made."""
+    told = {"repository": SERVED, "stable": "blue", "candidate": "green", "began_at": 0.0}
+    return CanaryRecord(release_id=release_id, target=target, **told | known)

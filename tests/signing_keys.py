@@ -1,8 +1,11 @@
-"""Pairs of keys for tests, and the configuration that signs and verifies with them."""
+"""Pairs of keys for tests, the configuration that signs and verifies with them, and what nobody signed."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -25,3 +28,10 @@ def signing_with_new_keys(directory: Path, password: str = "") -> Signing:
     private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, lock))
     public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
     return Signing(private_key=str(private), public_keys=(str(public),))
+
+
+def edit_json(path: Path, change: Callable[[Any], object]) -> None:
+    """Change a signed file with a text editor."""
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document))

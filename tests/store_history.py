@@ -9,12 +9,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from place_here import pointer, serve
+from place_here import canary_record, pointer, serve
 from resolved_release import deployment_below, pinned, record_of, tiny_release
 
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
-from llm_pipeline.canary.record import CanaryRecord, Phase, canary_record_name
+from llm_pipeline.canary.record import Phase, canary_record_name
 from llm_pipeline.config.quantization import QuantizationRecipe
 from llm_pipeline.config.release import Approval, Baseline, Evaluation, ModelSource, ResolvedRelease
 from llm_pipeline.config.store import StoreModel
@@ -153,15 +153,8 @@ class History:
             serve(self.store, MODEL, TARGET, pointers.previous, previous=pointers.production)
 
     def canary(self, release_id: str) -> None:
-        record = CanaryRecord(
-            release_id=release_id,
-            target=TARGET,
-            repository=self.repository(release_id),
-            stable=None,
-            candidate="green",
-            phase=Phase.BAKING,
-            began_at=time.time(),
-        )
+        made = {"repository": self.repository(release_id), "phase": Phase.BAKING, "began_at": time.time()}
+        record = canary_record(release_id, TARGET, **made)
         replace_document(self.store, canary_record_name(release_id, TARGET), record.model_dump(mode="json"))
 
     def claim(self, release_id: str | None, config: str = "tiny", *, silent_hours: float = 0.0) -> None:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 from deployment_here import write_bare_deployment
+from place_here import canary_record
 from signing_keys import signing_with_new_keys
 from store_history import MODEL, NO_GO, TARGET, History
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, canary_record_name
+from llm_pipeline.canary.record import CanaryJournal, Phase, canary_record_name
 from llm_pipeline.cli import main
 from llm_pipeline.config.store import Signing
 from llm_pipeline.inspection.listing import LISTINGS
@@ -178,10 +179,8 @@ class TestShowing:
         assert f"serves: production:{MODEL}/{TARGET}" in output
 
     def test_a_release_whose_canary_is_paused_says_by_whom_and_until_when_and_its_list_does(self, history, run):
-        record = CanaryRecord(
-            release_id=SECOND, target=TARGET, repository=ref_of(history, SECOND, "model_repository"), stable="blue",
-            candidate="green", began_at=0.0, phase=Phase.BAKING,
-        )  # fmt: skip
+        repository = ref_of(history, SECOND, "model_repository")
+        record = canary_record(SECOND, TARGET, repository=repository, phase=Phase.BAKING)
         journal = CanaryJournal(history.store, SECOND, TARGET)
         journal.load()
         journal.save(record)

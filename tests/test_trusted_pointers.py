@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 from deployment_here import place_document, write_bare_deployment
 from place_here import serve
-from signing_keys import signing_with_new_keys
+from signing_keys import edit_json, signing_with_new_keys
 from store_history import GO, MODEL, NO_GO, TARGET, History
 
 from llm_pipeline.base.errors import IntegrityError
@@ -79,10 +79,7 @@ class Site(History):
         return forged
 
     def edit(self, name: str, change: Callable[[dict], object]) -> None:
-        path = self.root / "store" / name
-        document = json.loads(path.read_text())
-        change(document)
-        path.write_text(json.dumps(document))
+        edit_json(self.root / "store" / name, change)
 
     def problems_of(self, reference: str) -> dict[str, str]:
         verified = verify_reference(self.store, resolve_reference(self.store, reference))

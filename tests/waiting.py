@@ -1,8 +1,7 @@
-"""Waiting for what other processes do, and a port for one of them."""
+"""Waiting for what other processes do."""
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,9 +14,3 @@ def until(condition: Callable[[], Any], seconds: float = 300.0, *, look_seconds:
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(look_seconds)
     return found
-
-
-def free_port() -> int:
-    """A port of this machine that nothing listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        return int(held.getsockname()[1])

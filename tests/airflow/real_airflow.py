@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
+from free_ports import free_port
 from safetensors_files import write_safetensors
-from waiting import free_port, until
+from waiting import until
 
 from llm_pipeline.base import detached
 from llm_pipeline.demo.hub import publish_revision

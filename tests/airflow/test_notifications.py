@@ -7,9 +7,10 @@ import time
 import pytest
 from llm_pipeline_airflow import promotion
 from llm_pipeline_airflow.dag_factory import release_dag
+from place_here import canary_record
 
 from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, EventKind
+from llm_pipeline.canary.record import CanaryJournal, EventKind
 from llm_pipeline.store import open_store
 
 REPOSITORY = ArtifactRef(kind="model_repository", digest="a" * 64)
@@ -24,9 +25,7 @@ def step(project):
 
 def test_what_happens_is_told_while_the_stage_runs_and_when_it_ended(step, project, monkeypatch, told):
     journal = CanaryJournal(open_store(f"file://{project.root}/store"), "r1", "cpu-a")
-    record = CanaryRecord(
-        release_id="r1", target="cpu-a", repository=REPOSITORY, stable="blue", candidate="green", began_at=time.time()
-    )
+    record = canary_record("r1", "cpu-a", began_at=time.time())
     monkeypatch.setattr(promotion.StageOperator, "poll_until_complete", lambda self, *_: self.attend())
     record = journal.save(record.with_event(EventKind.STARTED, "candidate started", by="a controller"))
     step.attend()

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from docker_engine import DockerEngine
+from free_ports import free_port
 from real_airflow import Run, kill_triggerer, make_home
 from test_deferral import in_containers, put
-from waiting import free_port, until
+from waiting import until
 
 from llm_pipeline.base.labels import LABEL_PREFIX
 from llm_pipeline.demo.local_airflow import AirflowAccess, AirflowClient, start_airflow, stop_airflow

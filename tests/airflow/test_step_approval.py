@@ -11,12 +11,12 @@ import pytest
 from llm_pipeline_airflow.approvals import StepApprovalOperator
 from llm_pipeline_airflow.dag_factory import release_dag
 from llm_pipeline_airflow.faults import Refused
-from place_here import pointer, serve
+from place_here import canary_record, pointer, serve
 
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
 from llm_pipeline.canary.people import answer
-from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase
+from llm_pipeline.canary.record import CanaryJournal, Phase
 from llm_pipeline.config.store import store_settings
 from llm_pipeline.release.contract import StageResult, Timings
 from llm_pipeline.release_progress import ReleaseProgress
@@ -139,10 +139,7 @@ def test_a_question_is_withdrawn_when_its_canary_was_rolled_back_and_a_late_answ
     monkeypatch.setattr(StepApprovalOperator, "ask", lambda _self, _context, found: awaited.append(found))
     task.execute(CONTEXT)
     (asked,) = awaited
-    record = CanaryRecord(
-        release_id="r2", run=RUN.isoformat(), target="cpu-a", repository=NEW, stable="blue", candidate="green",
-        phase=Phase.ROLLED_BACK, began_at=0.0,
-    )  # fmt: skip
+    record = canary_record("r2", "cpu-a", run=RUN.isoformat(), repository=NEW, phase=Phase.ROLLED_BACK)
     assert not asked.withdrawn(store)
     CanaryJournal(store, "r2", "cpu-a").save(record)
     assert asked.withdrawn(store), "its form closes"

@@ -9,12 +9,13 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from free_ports import server_ports
 from pydantic import BaseModel, ValidationError
 
 from llm_pipeline.artifacts.items import ScoredItem, write_items
@@ -161,8 +162,8 @@ def package(built: StageRequest, target: dict[str, Any], engine: ArtifactRef) ->
 
 
 @pytest.mark.usefixtures("installed")
-def test_an_installed_server_control_starts_and_stops_a_server(tmp_path: Path, free_port: Callable[[], int]) -> None:
-    numbers = {name: free_port() for name in ("http", "grpc", "metrics", "openai")}
+def test_an_installed_server_control_starts_and_stops_a_server(tmp_path: Path) -> None:
+    numbers = server_ports().by_name()
     served = place(tmp_path, staging={"kind": "acme_server", **numbers})
     target = Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="acme_copy")
     slot = StagingSlot(state=tmp_path / "state", release_name="tiny", target=target)
@@ -317,14 +318,3 @@ def test_every_adapter_of_ours_is_where_the_table_says(group: adapters.Group) ->
         assert issubclass(found.config, BaseModel)
         for called in vars(found).values():
             assert not isinstance(called, adapters.OnCall) or callable(called.imported())
-
-
-@pytest.fixture
-def free_port() -> Callable[[], int]:
-    import socket
-
-    def free() -> int:
-        with socket.create_server(("127.0.0.1", 0)) as held:
-            return int(held.getsockname()[1])
-
-    return free

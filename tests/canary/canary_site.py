@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
+from free_ports import free_ports
 from http_slots import HttpSlots
+from waiting import until
 
 from llm_pipeline.adapters.envoy.adapter import EnvoyPlace
 from llm_pipeline.adapters.envoy.router import EnvoyRouter, start_router, stop_router
@@ -24,25 +23,6 @@ from llm_pipeline.config.server_place import ServerPorts
 
 STABLE = ArtifactRef(kind="model_repository", digest="a" * 64)
 CANDIDATE = ArtifactRef(kind="model_repository", digest="b" * 64)
-FIRST_PORT = 18540 + 100 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-
-
-def free_ports(count: int) -> list[int]:
-    found: list[int] = []
-    for port in range(FIRST_PORT, FIRST_PORT + 30):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) != 0:
-                found.append(port)
-        if len(found) == count:
-            return found
-    raise AssertionError("no free ports in the range of these tests")
-
-
-def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 class Site:

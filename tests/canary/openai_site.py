@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
-from canary_site import free_ports
+from free_ports import free_ports
+from openai_endpoint import golden_of
 from openai_server import OpenAiDouble
 
 from llm_pipeline.adapters.envoy.adapter import EnvoyPlace
 from llm_pipeline.adapters.envoy.router import EnvoyRouter, start_router
 from llm_pipeline.adapters.local.store import LocalStore
-from llm_pipeline.artifacts.golden import GoldenPrompt, write_golden
+from llm_pipeline.artifacts.golden import write_golden
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.router import SlotName, all_to
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.server_place import OpenAiSlot
-from llm_pipeline.serving.client import GenerationClient, GenerationRequest
 
 
 def openai_slots(blue: str, green: str, **more: str) -> dict[SlotName, OpenAiSlot]:
@@ -37,15 +36,8 @@ def start_before(slots: dict[SlotName, OpenAiSlot], root: Path) -> EnvoyRouter:
 
 def released(store: LocalStore, root: Path, server: OpenAiDouble) -> ArtifactRef:
     """The repository of a release whose golden answers are the server's."""
-
-    async def ask() -> list[GoldenPrompt]:
-        async with GenerationClient.of(Endpoint(url=server.url, openai_model="llm")) as client:
-            prompts = [f"a{number} b{number}" for number in range(6)]
-            texts = [(await client.generate(GenerationRequest(prompt, 4))).text for prompt in prompts]
-        return [GoldenPrompt(prompt=p, completion=t, maximum_tokens=4) for p, t in zip(prompts, texts, strict=True)]
-
     directory = root / server.url.rpartition(":")[2]
     directory.mkdir()
-    write_golden(directory, asyncio.run(ask()))
+    write_golden(directory, golden_of(server, 6, 4))
     (directory / "which").write_text(server.url)
     return store.publish("model_repository", directory)

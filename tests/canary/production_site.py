@@ -9,8 +9,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from canary_site import free_ports
 from deployment_here import place_document
+from free_ports import free_ports
 from resolved_release import deployment_below, resolve
 
 from llm_pipeline.adapters.envoy.router import router_of, stop_router

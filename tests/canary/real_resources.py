@@ -14,7 +14,8 @@ from custom_resources import _RECORDED, _SCHEMAS, Document
 from documented_roles import documented_rules
 from faulty_api import Refused
 from kubernetes_proxy import KubernetesProxy
-from kubernetes_server import KubernetesServer, Refusal, until
+from kubernetes_server import KubernetesServer, Refusal
+from waiting import until
 
 _KINDS = {"httproutes": "HTTPRoute"}
 _SLICES, _OLD_SLICES = "discovery.k8s.io/v1", "discovery.k8s.io/v1beta1"
@@ -44,7 +45,7 @@ class RealResources(KubernetesProxy):
         if plural == "endpointslices":
             document = document | {"apiVersion": _OLD_SLICES, "addressType": "IPv4"}
         if self.server.forward("DELETE", path, None)[0] != 404:
-            until(lambda: self.server.forward("GET", path, None)[0] == 404, "the end of an object")
+            until(lambda: self.server.forward("GET", path, None)[0] == 404)
         self._write("POST", path.rpartition("/")[0], document)
 
     def edit(self, plural: str, namespace: str, name: str, change: Callable[[Document], None]) -> None:

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from place_here import canary_record
 
-from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.access_log import AccessLog, LogCursor, ObservedRequest
 from llm_pipeline.canary.metrics import METRICS, value_of
-from llm_pipeline.canary.record import CanaryEvent, CanaryRecord, EventKind
+from llm_pipeline.canary.record import CanaryEvent, EventKind
 from llm_pipeline.canary.timeline import read_timeline, write_timeline
 
 ADDRESSES = {"127.0.0.1:1": "blue", "127.0.0.1:2": "green"}
@@ -140,10 +140,7 @@ def test_the_timeline_shows_both_arms_and_the_intended_share(path) -> None:
         + line(started_at="101.5", cluster="green_failover", host="127.0.0.1:2", stream="1", first_byte_ms=30)
         + line(started_at="101.6", cluster="green_failover", attempts=2)
     )
-    repository = ArtifactRef(kind="model_repository", digest="b" * 64)
-    record = CanaryRecord(
-        release_id="r1", target="cpu", repository=repository, stable="blue", candidate="green", began_at=100.0
-    )
+    record = canary_record("r1", began_at=100.0)
     shifted = CanaryEvent(number=1, at=101.0, kind=EventKind.SHIFTED, percent=25.0, summary="", by="it")
     write_timeline(path.parent / "canary", record.model_copy(update={"events": (shifted,)}), log(path))
     points = read_timeline(path.parent / "canary").points

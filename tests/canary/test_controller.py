@@ -6,7 +6,7 @@ import os
 import signal
 
 import pytest
-from canary_site import until
+from waiting import until
 
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.record import Phase

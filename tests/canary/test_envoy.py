@@ -17,9 +17,9 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from canary_site import until
 from hostile_client import ask as ask_once
 from hostile_client import generation
+from waiting import until
 
 from llm_pipeline.adapters.envoy import xds
 from llm_pipeline.adapters.envoy.adapter import ServerCertificate

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from canary_site import until
 from custom_resources import CustomResources
 from gateway_controller import GatewayController
 from router_contract import GATEWAY_PLACE, HTTP_ROUTE, NAMESPACE, KubernetesSubject, gateway_subject, split
 from simulated import Counts, Site
+from waiting import until
 
 from llm_pipeline.adapters.gateway_api.router import GatewayApiRouter
 from llm_pipeline.base.errors import ConfigError, Fenced, Unsupported

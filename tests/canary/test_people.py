@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 from deployment_here import write_deployment
+from place_here import canary_record
 from simulated import Killed, Site
 
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.errors import Transient
-from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary import controller, people
 from llm_pipeline.canary.people import Reply, answer, ask, pause, resume
-from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, PauseReason, Phase
+from llm_pipeline.canary.record import CanaryJournal, PauseReason, Phase
 from llm_pipeline.canary.router import Patience
 from llm_pipeline.cli import main
 from llm_pipeline.config.policy import CanaryPolicy
@@ -331,11 +331,7 @@ def test_the_guard_says_when_there_is_nothing_to_do(deployment, capsys) -> None:
 def test_a_canary_is_paused_once_and_resumed_once(deployment, capsys) -> None:
     assert main(["pause"]) == 4
     assert "nothing is on trial on cpu" in capsys.readouterr().err
-    repository = ArtifactRef(kind="model_repository", digest="b" * 64)
-    record = CanaryRecord(
-        release_id="r1", target="cpu", repository=repository, stable="blue", candidate="green", began_at=1.0
-    )
-    CanaryJournal(deployment, "r1", "cpu").save(record)
+    CanaryJournal(deployment, "r1", "cpu").save(canary_record("r1", began_at=1.0))
     edit_place(deployment, "cpu", lambda state: state.model_copy(update={"on_trial": "r1"}))
     assert main(["pause", "cpu", "--reason", "odd"]) == 0
     assert capsys.readouterr().out.startswith("paused: the canary of r1 on cpu keeps its 0 % of the traffic")

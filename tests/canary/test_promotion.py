@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from deployment_here import write_deployment
-from place_here import serve
+from place_here import canary_record, serve
 from resolved_release import resolve
 from simulated import FIRST, MODEL, POLICY, Served, repository
 
-from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, lease_name
+from llm_pipeline.canary.record import CanaryJournal, Phase, lease_name
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml
 from llm_pipeline.operations.rollback import roll_back
@@ -41,10 +41,7 @@ def deployment(site: Served) -> Deployment:
 
 
 def ended_canary(site: Served, phase: Phase, of: str = "r2") -> None:
-    record = CanaryRecord(
-        release_id="r2", target="cpu", repository=repository(of), stable="blue", candidate="green", began_at=0.0,
-        production_since=FIRST.promoted_at, phase=phase,
-    )  # fmt: skip
+    record = canary_record(repository=repository(of), production_since=FIRST.promoted_at, phase=phase)
     CanaryJournal(site.store, "r2", "cpu").save(record)
 
 

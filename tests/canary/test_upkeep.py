@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from place_here import canary_record
 from simulated import Killed, Served, guard
 
 from llm_pipeline.base.errors import PipelineError
@@ -166,10 +167,7 @@ ROUTES = [
 
 
 def canary(phase: Phase) -> CanaryRecord:
-    return CanaryRecord(
-        release_id="r2", target="cpu", repository=repository("b"), stable="blue", candidate="green", began_at=0.0,
-        phase=phase,
-    )  # fmt: skip
+    return canary_record(repository=repository("b"), phase=phase)
 
 
 def subsets() -> Iterator[tuple[frozenset[str], frozenset[str]]]:

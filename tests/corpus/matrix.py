@@ -24,7 +24,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from waiting import free_port
+from free_ports import free_port
 
 from llm_pipeline.artifacts.golden import GoldenPrompt
 from llm_pipeline.base.errors import PipelineError

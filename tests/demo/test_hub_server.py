@@ -17,7 +17,8 @@ from llm_pipeline.hub.git_ids import blob_id
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
 
-from waiting import free_port, until
+from free_ports import free_port
+from waiting import until
 
 MODEL = "demo/tiny"
 FILES = {

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from waiting import free_port, until
+from free_ports import free_port
+from waiting import until
 
 from llm_pipeline.base import detached
 from llm_pipeline.base.errors import ExitCode

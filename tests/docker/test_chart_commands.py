@@ -24,8 +24,9 @@ import pytest
 pytest.importorskip("airflow")
 
 from airflow_chart import NAMESPACE, ROOT, Machine, Render, rendered
+from free_ports import free_port
 from kubernetes_server import MERGE, KubernetesServer, kubernetes_server
-from waiting import free_port, until
+from waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 

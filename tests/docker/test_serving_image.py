@@ -19,11 +19,11 @@ import pytest
 
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.store import Signing, StoreModel, store_settings
-from llm_pipeline.serving.repository_links import write_links
 from llm_pipeline.store import open_store
 
 TESTS = Path(__file__).parents[1]
 
+from pretended_engine import linked_repository
 from signing_keys import signing_with_new_keys
 
 ROOT = TESTS.parent
@@ -133,13 +133,7 @@ def signed(tmp_path: Path) -> tuple[StoreModel, ArtifactRef]:
     """A store that signs, with a repository that links to a checkpoint."""
     signing: Signing = signing_with_new_keys(tmp_path / "keys")
     config = store_settings(uri=f"file://{tmp_path / 'store'}", signing=signing)
-    store = open_store(config)
-    checkpoint, repository = tmp_path / "checkpoint", tmp_path / "repository"
-    for path, text in ((checkpoint / "model.safetensors", "weights"), (repository / "llm/1/model.py", "code")):
-        path.parent.mkdir(parents=True)
-        path.write_text(text)
-    write_links(repository, {"llm/1/checkpoint": store.publish("checkpoint", checkpoint)})
-    return config, store.publish("model_repository", repository)
+    return config, linked_repository(open_store(config), tmp_path)
 
 
 def test_a_pod_lays_out_what_it_verifies_by_its_signature(image, signed, tmp_path):

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from judging import TRITON_1_2_1 as IMAGE
 from judging import gpu_target
+from pretended_engine import engine_facts
 
 from llm_pipeline.artifacts.engine_description import (
     EngineDescription,
-    EngineFacts,
     GpuFacts,
     HostFacts,
     driver_warning,
@@ -36,10 +36,7 @@ def host(*gpus: GpuFacts, driver: str = "590.44.01", container: str | None = Non
 
 
 def engine(built_on: HostFacts | None) -> EngineDescription:
-    facts = EngineFacts(
-        bytes=1, quantization=None, kv_cache="auto",
-        context_length=128, device="", versions={}, seconds={},
-    )  # fmt: skip
+    facts = engine_facts(device="")
     return EngineDescription(facts=facts, target=TARGET, host=built_on)
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-import threading
-from types import TracebackType
 from typing import Any, Self
+
+from loop_thread import LoopThread
 
 
 def chunk(text: str, so_far: int, reason: str | None = None) -> bytes:
@@ -24,8 +24,8 @@ def framed(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-class ScriptedServer:
-    """Runs in a thread of its own; a context manager.
+class ScriptedServer(LoopThread):
+    """A context manager.
 
     Attributes:
         seen: Bodies of the requests, in order.
@@ -40,24 +40,19 @@ class ScriptedServer:
         self._stall_at, self._stall_seconds = stall_at, stall_seconds
         self._tls = tls
         self._engine: asyncio.Lock | None = None
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self.url = ""
+        super().__init__()
 
     def __enter__(self) -> Self:
-        self._thread.start()
-        server = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(60)
+        super().__enter__()
+        server = self.await_(self._listen())
         scheme = "https" if self._tls else "http"
         self.url = f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        asyncio.run_coroutine_threadsafe(self._end_all(), self._loop).result(60)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+    def __exit__(self, *_: object) -> None:
+        self.await_(self._end_all())
+        super().__exit__()
 
     async def _end_all(self) -> None:
         others = asyncio.all_tasks() - {asyncio.current_task()}

@@ -6,6 +6,7 @@ from multiprocessing import Pipe
 
 import numpy as np
 import pytest
+from scripted_server import chunk as event
 
 from llm_pipeline.loadtest.client.answer import Answer
 from llm_pipeline.loadtest.client.serving import hand_back
@@ -13,12 +14,6 @@ from llm_pipeline.loadtest.records import Fault
 from llm_pipeline.loadtest.traffic import LoadRequest
 
 SECRET = "5esame-0pen"
-
-
-def event(text: object, so_far: int, reason: str | None = None) -> bytes:
-    usage = {"prompt_tokens": 7, "completion_tokens": so_far}
-    body = {"model": "llm", "choices": [{"text": text, "finish_reason": reason}], "usage": usage}
-    return b"data: " + json.dumps(body).encode() + b"\n\n"
 
 
 DONE = b"data: [DONE]\n\n"

@@ -7,10 +7,10 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from place_here import canary_record
 from pydantic import TypeAdapter
 
-from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.canary.record import CanaryEvent, CanaryRecord, EventKind, canary_record_name
+from llm_pipeline.canary.record import CanaryEvent, EventKind, canary_record_name
 from llm_pipeline.config.deployment import Notifications
 from llm_pipeline.notifications.event import Event, Origin, of_canary
 from llm_pipeline.notifications.telling import NotSent, check_channel, tell, tell_canary
@@ -48,11 +48,8 @@ def event(kind: EventKind, number: int = 1, summary: str = "it happened") -> Can
 
 def happened(store, *kinds: EventKind) -> None:
     """The canary's record, with these events and no others."""
-    record = CanaryRecord(
-        release_id="tiny-1", target="cpu-a", repository=ArtifactRef(kind="model_repository", digest="0" * 64),
-        stable="blue", candidate="green", began_at=0.0,
-        events=tuple(event(kind, number) for number, kind in enumerate(kinds, start=1)),
-    )  # fmt: skip
+    events = tuple(event(kind, number) for number, kind in enumerate(kinds, start=1))
+    record = canary_record("tiny-1", "cpu-a", events=events)
     name = canary_record_name("tiny-1", "cpu-a")
     known = store.read_document(name)
     store.write_document(name, record.model_dump(mode="json"), known.revision if known else None)

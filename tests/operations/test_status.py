@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from deployment_here import write_deployment
-from place_here import serve
+from place_here import canary_record, serve
 
 from llm_pipeline.base.errors import ExitCode, Transient
 from llm_pipeline.base.records import ArtifactRef
@@ -105,10 +105,7 @@ SPLIT = RouteState(weights={"blue": 8_000, "green": 2_000}, candidate="green", o
 
 
 def canary(phase: Phase) -> CanaryRecord:
-    return CanaryRecord(
-        release_id="r2", target="cpu", repository=OTHER, stable="blue", candidate="green", began_at=0.0,
-        production_since=SERVES.promoted_at, phase=phase,
-    )  # fmt: skip
+    return canary_record(repository=OTHER, production_since=SERVES.promoted_at, phase=phase)
 
 
 MOVED = all_to("green", owner="somebody", epoch=9)

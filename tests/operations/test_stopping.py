@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from claim_holder import holder
 from deployment_here import write_deployment
+from place_here import canary_record
 
 from llm_pipeline.base import detached
 from llm_pipeline.base.errors import ConfigError, ExitCode
-from llm_pipeline.base.records import ArtifactRef
-from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, Phase, read_canary_record
+from llm_pipeline.canary.record import CanaryJournal, Phase, read_canary_record
 from llm_pipeline.cli import main
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml
@@ -65,11 +65,8 @@ def test_a_release_on_its_way_keeps_its_stages_until_its_process_has_ended(
 
 def test_a_canary_is_ended_though_its_run_is_still_there(root: Path, monkeypatch, capsys) -> None:
     deployment = load_yaml(root / "here.yaml", Deployment)
-    store, repository = open_store(deployment.store), ArtifactRef(kind="model_repository", digest="b" * 64)
-    record = CanaryRecord(
-        release_id="r2", target="cpu", repository=repository, stable="blue", candidate="green", began_at=0.0
-    )
-    CanaryJournal(store, "r2", "cpu").save(record)
+    store = open_store(deployment.store)
+    CanaryJournal(store, "r2", "cpu").save(canary_record(began_at=0.0))
     edit_place(store, "cpu", lambda state: state.model_copy(update={"on_trial": "r2"}))
     (Path(deployment.state_root) / "cpu").mkdir(parents=True)
     monkeypatch.setattr(switching, "readable_claims", lambda _: ({"org/model": ClaimState(holder=holder())}, []))

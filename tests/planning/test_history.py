@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from in_process_runner import scripted_stages
 from tiny_tokenizer import TOKENIZER
 
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
@@ -21,7 +22,7 @@ from llm_pipeline.planning.plan import Plan, plan_release
 from llm_pipeline.planning.sources import History
 from llm_pipeline.planning.stage_cost import planned_steps
 from llm_pipeline.release import execute
-from llm_pipeline.release.contract import Produced, StageContext, StageOutput, StageResult, Timings
+from llm_pipeline.release.contract import StageContext, StageOutput, StageResult, Timings
 from llm_pipeline.release.execute import load_stage
 from llm_pipeline.release.loading import load_release
 from llm_pipeline.release.record import read_release_record
@@ -30,14 +31,7 @@ from llm_pipeline.store import ArtifactStore, open_store
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
-OUTPUTS = {
-    "eval_data": ("eval_data", "eval_data"),
-    "baseline": ("evaluation", "evaluation"),
-    "quantize": ("checkpoint", "checkpoint"),
-    "accuracy": ("evaluation", "evaluation"),
-    "build": ("engine", "engine"),
-    "package": ("repository", "model_repository"),
-}
+SCRIPTED = scripted_stages()
 REAL = ("resolve", "download", "choose")
 BEFORE_STAGING = (
     "eval_data", "download", "baseline", "baseline_gate", "quantize", "accuracy", "choose", "build", "package",
@@ -83,18 +77,11 @@ class Releases:
         return stage if name in REAL else dataclasses.replace(stage, run=self._run, tools=())
 
     def _run(self, context: StageContext[Any]) -> StageOutput:
-        request, artifacts, judgement = context.request, {}, None
-        if request.stage in OUTPUTS:
-            name, kind = OUTPUTS[request.stage]
-            directory = context.workdir / "out"
-            directory.mkdir(exist_ok=True)
-            (directory / "file.txt").write_text(context.key)
-            artifacts[name] = Produced(kind=kind, directory=directory)
-        if request.stage in ("baseline_gate", "accuracy", "load_test"):
-            verdict = self.verdicts.get(request.subject or request.stage, Verdict.GO)
-            fact = Evidence(name="a fact", verdict=verdict, measured=0.5, limit=0.1, unit="fraction", samples=7)
-            judgement = judge(f"the test says {verdict}", [fact])
-        return StageOutput(artifacts=artifacts, metrics={"bytes": 1000}, judgement=judgement)
+        verdict = self.verdicts.get(context.request.subject or context.request.stage, Verdict.GO)
+        made = SCRIPTED.output(context, {"verdict": verdict})
+        for produced in made.artifacts.values():
+            (produced.directory / "file.txt").write_text(context.key)  # computed anew, it is another one
+        return made
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
+from openai_endpoint import at
 from openai_server import KEY, OpenAiDouble
 
 from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError, Transient
@@ -18,13 +19,9 @@ def server() -> Iterator[OpenAiDouble]:
         yield found
 
 
-def endpoint_of(server: OpenAiDouble, **changes: object) -> Endpoint:
-    return Endpoint(**{"url": server.url, "metrics_url": server.metrics_url, "openai_model": "llm", **changes})
-
-
 def asked(server: OpenAiDouble, request: GenerationRequest, *, stream: bool, **changes: object) -> Generation:
     async def ask() -> Generation:
-        async with GenerationClient.of(endpoint_of(server, **changes), timeout_seconds=5) as client:
+        async with GenerationClient.of(at(server, **changes), timeout_seconds=5) as client:
             return await (client.stream(request) if stream else client.generate(request))
 
     return asyncio.run(ask())
@@ -101,11 +98,11 @@ def test_the_api_key_is_sent_as_a_bearer_and_shown_nowhere(monkeypatch):
     with OpenAiDouble(key=KEY) as server:
         assert asked(server, GenerationRequest("a", 2), stream=True, api_key_variable="TEST_KEY").ok
         assert server.heads == [f"Bearer {KEY}"]
-        endpoint = endpoint_of(server, api_key_variable="TEST_KEY")
+        endpoint = at(server, api_key_variable="TEST_KEY")
         assert require_model(endpoint) == 512
         assert KEY not in repr(endpoint) + endpoint.model_dump_json()
         with pytest.raises(ConfigError, match="refuses access"):
-            require_model(endpoint_of(server))
+            require_model(at(server))
         monkeypatch.setenv("TEST_KEY", wrong := "n0t-the-right-one")
         answer = asked(server, GenerationRequest("a", 2), stream=False, api_key_variable="TEST_KEY")
         assert answer.error == "HTTP 401: Incorrect API key provided: ***"
@@ -119,9 +116,9 @@ def test_the_api_key_is_sent_as_a_bearer_and_shown_nowhere(monkeypatch):
 
 
 def test_an_endpoint_serves_a_release_only_under_its_model_name(server):
-    require_served(endpoint_of(server), "d" * 64)
+    require_served(at(server), "d" * 64)
     with pytest.raises(IntegrityError, match="the server has the models llm, not gpt"):
-        require_served(endpoint_of(server, openai_model="gpt"), "d" * 64)
+        require_served(at(server, openai_model="gpt"), "d" * 64)
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,15 @@ import socket
 from pathlib import Path
 
 import pytest
+from pretended_engine import engine_facts, linked_repository
 
-from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts, GpuFacts, HostFacts
+from llm_pipeline.artifacts.engine_description import EngineDescription, GpuFacts, HostFacts
 from llm_pipeline.base.errors import ConfigError, ExitCode, Transient
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.cli import main
 from llm_pipeline.config.store import store_settings
 from llm_pipeline.config.target import Target
-from llm_pipeline.serving.repository_links import await_listeners, write_links
+from llm_pipeline.serving.repository_links import await_listeners
 from llm_pipeline.store import ArtifactStore, open_store
 
 
@@ -26,12 +27,7 @@ def store(tmp_path: Path) -> ArtifactStore:
 
 @pytest.fixture
 def repository(store: ArtifactStore, tmp_path: Path) -> ArtifactRef:
-    checkpoint, repository = tmp_path / "checkpoint", tmp_path / "repository"
-    for path, text in ((checkpoint / "model.safetensors", "weights"), (repository / "llm/1/model.py", "code")):
-        path.parent.mkdir(parents=True)
-        path.write_text(text)
-    write_links(repository, {"llm/1/checkpoint": store.publish("checkpoint", checkpoint)})
-    return store.publish("model_repository", repository)
+    return linked_repository(store, tmp_path)
 
 
 def lay_out(store: str, repository: ArtifactRef, view: Path) -> int:
@@ -78,10 +74,7 @@ def test_an_engine_of_another_host_is_not_laid_out(store, repository, tmp_path, 
 
 def engine_of_an_h100() -> str:
     target = Target(name="h100", accelerator="H100-SXM5-80GB", engine="tensorrt_llm_llmapi")
-    facts = EngineFacts(
-        bytes=0, quantization=None, kv_cache="auto", context_length=8,
-        device="H100", versions={}, seconds={},
-    )  # fmt: skip
+    facts = engine_facts()
     gpu = GpuFacts(name="NVIDIA H100 80GB HBM3", sm="sm90", memory_bytes=85_520_809_984)
     host = HostFacts(gpus=(gpu,), driver="590.44.01")
     return EngineDescription(facts=facts, target=target, host=host).model_dump_json()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from openai_endpoint import at, golden_of
 from openai_server import OpenAiDouble
 
 from llm_pipeline.artifacts.golden import GoldenPrompt
@@ -12,32 +13,15 @@ from llm_pipeline.base.verdict import Evidence, Judgement, Verdict
 from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.config.policy import StagingPolicy
 from llm_pipeline.serving import probes
-from llm_pipeline.serving.client import GenerationClient, GenerationRequest
 from llm_pipeline.serving.probes import probe
 
 POLICY = StagingPolicy(ready_timeout_seconds=0.1, minimum_golden_prompts=20)
 
 
-def at(server: OpenAiDouble, **changes: object) -> Endpoint:
-    return Endpoint(**{"url": server.url, "metrics_url": server.metrics_url, "openai_model": "llm", **changes})
-
-
-def golden_of(server: OpenAiDouble) -> list[GoldenPrompt]:
-    """What the server answers now."""
-
-    async def ask() -> list[GoldenPrompt]:
-        async with GenerationClient.of(at(server)) as client:
-            prompts = [f"a{number} b{number}" for number in range(24)]
-            texts = [(await client.generate(GenerationRequest(prompt, 12))).text for prompt in prompts]
-        return [GoldenPrompt(prompt=p, completion=t, maximum_tokens=12) for p, t in zip(prompts, texts, strict=True)]
-
-    return asyncio.run(ask())
-
-
 @pytest.fixture(scope="module")
 def golden() -> list[GoldenPrompt]:
     with OpenAiDouble() as server:
-        return golden_of(server)
+        return golden_of(server, 24, 12)
 
 
 def probed(server: OpenAiDouble, golden: list[GoldenPrompt], **changes: object) -> Judgement:
@@ -103,7 +87,7 @@ def test_without_metrics_nothing_is_known_of_clients_that_go_away(golden):
 
 def test_characters_that_max_tokens_cuts_are_no_fault():
     with OpenAiDouble(fault="half_characters") as server:
-        golden = golden_of(server)
+        golden = golden_of(server, 24, 12)
         assert {one.completion[-1] for one in golden} == {"\ufffd"}
         judgement = probed(server, golden)
     assert judgement.verdict is Verdict.GO, judgement.summary

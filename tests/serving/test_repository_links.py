@@ -5,8 +5,9 @@ import os
 from pathlib import Path
 
 import pytest
+from pretended_engine import engine_facts
 
-from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts, GpuFacts, HostFacts
+from llm_pipeline.artifacts.engine_description import EngineDescription, GpuFacts, HostFacts
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.target import Target
@@ -78,10 +79,7 @@ def test_a_repository_is_refused_on_another_host_and_one_that_does_not_say_goes_
     refuse_other_host(tmp_path)
     engine = tmp_path / "llm/1/engine"
     engine.mkdir(parents=True)
-    facts = EngineFacts(
-        bytes=1, quantization="FP8", kv_cache="fp8",
-        context_length=512, device="a GPU", versions={}, seconds={},
-    )  # fmt: skip
+    facts = engine_facts(quantization="FP8", kv_cache="fp8", context_length=512)
     host = HostFacts(gpus=(GpuFacts(name="NVIDIA H200", sm="sm90", memory_bytes=2**37),), driver="590.44.01")
     target = Target(name="h200", accelerator="h200", engine="tensorrt_llm_engine")
     EngineDescription(facts=facts, target=target, host=host).write(engine)

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("tritonclient")
 
-from pretended_engine import make_engine
+from pretended_engine import engine_facts, make_engine
 from resolved_release import request_below
 
 from llm_pipeline.artifacts.golden import GoldenPrompt, read_golden, write_golden
@@ -29,15 +29,12 @@ GPU_TARGET = {"name": "h100", "accelerator": "H100-SXM5-80GB", "engine": "tensor
 
 @pytest.fixture
 def gpu_build(tmp_path):
-    from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts, GpuFacts, HostFacts
+    from llm_pipeline.artifacts.engine_description import EngineDescription, GpuFacts, HostFacts
 
     directory = tmp_path / "gpu_engine"
     directory.mkdir()
     (directory / "llm_args.yaml").write_text("backend: pytorch\n")
-    facts = EngineFacts(
-        bytes=1, quantization="FP8", kv_cache="fp8",
-        context_length=512, device="NVIDIA H100", versions={"tensorrt_llm": "1.2.1"}, seconds={},
-    )  # fmt: skip
+    facts = engine_facts(quantization="FP8", kv_cache="fp8", context_length=512, versions={"tensorrt_llm": "1.2.1"})
     host = HostFacts(
         gpus=(GpuFacts(name="NVIDIA H100", sm="sm90", memory_bytes=2**36),), driver="590.44.01",
         container="nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3",

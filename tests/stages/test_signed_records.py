@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from resolved_release import request_below
-from signing_keys import signing_with_new_keys
+from signing_keys import edit_json, signing_with_new_keys
 
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.errors import IntegrityError
@@ -73,11 +73,7 @@ class Site:
         return outcome
 
     def edit(self, name: str, change: Callable[[Document], object]) -> None:
-        """Edit a file of the store with a text editor."""
-        path = self.root / "store" / name
-        document = json.loads(path.read_text())
-        change(document)
-        path.write_text(json.dumps(document))
+        edit_json(self.root / "store" / name, change)
 
     def content(self, name: str) -> Document:
         return json.loads((self.root / "store" / name).read_text())

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from openai_endpoint import at
 from openai_server import CONTEXT, OpenAiDouble
 
 from llm_pipeline.adapters.openai.adapter import OpenAiServer
@@ -18,10 +19,6 @@ from llm_pipeline.serving.triton_server import SlotBusy
 def server() -> Iterator[OpenAiDouble]:
     with OpenAiDouble() as found:
         yield found
-
-
-def at(server: OpenAiDouble, **changes: object) -> Endpoint:
-    return Endpoint(**{"url": server.url, "metrics_url": server.metrics_url, "openai_model": "llm", **changes})
 
 
 def control_of(endpoint: Endpoint, slot, context: int = CONTEXT) -> ServerControl:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import httpx
 import psutil
+from pretended_engine import engine_facts
 
-from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
+from llm_pipeline.artifacts.engine_description import EngineDescription
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.target import Target
 from llm_pipeline.serving.model_repository import PackagedEngine, write_served_model
@@ -78,10 +79,7 @@ def write_repository(directory: Path) -> Path:
         "maximum_sequences": SEQUENCES, "maximum_queued_requests": QUEUED, "maximum_tokens_per_request": CONTEXT,
     }  # fmt: skip
     target = Target(name="cpu", accelerator="cpu", accelerator_count=0, engine="openvino_cpu", limits=limits)
-    facts = EngineFacts(
-        bytes=1, quantization="none", kv_cache="f32",
-        context_length=CONTEXT, device="none", versions={}, seconds={},
-    )  # fmt: skip
+    facts = engine_facts(quantization="none", kv_cache="f32", context_length=CONTEXT)
     engine = PackagedEngine(
         directory,
         ArtifactRef(kind="engine", digest="f" * 64),

@@ -114,7 +114,9 @@ def byte_tokenizer(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def gpu_engine(tmp_path_factory):
     """Makes the description of a GPU target's engine, in a new directory."""
-    from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
+    from pretended_engine import engine_facts
+
+    from llm_pipeline.artifacts.engine_description import EngineDescription
     from llm_pipeline.artifacts.model_rules import ModelRules
     from llm_pipeline.base.records import ArtifactRef
     from llm_pipeline.config.target import Target
@@ -125,10 +127,7 @@ def gpu_engine(tmp_path_factory):
         target = Target(
             name="h100", accelerator="H100-SXM5-80GB", engine=builder, runtime_version="1.2.1", limits=limits, **options
         )
-        facts = EngineFacts(
-            bytes=1, quantization="FP8", kv_cache="fp8", context_length=512,
-            device="NVIDIA H100", versions={"tensorrt_llm": "1.2.1"}, seconds={},
-        )  # fmt: skip
+        facts = engine_facts(quantization="FP8", kv_cache="fp8", context_length=512, versions={"tensorrt_llm": "1.2.1"})
         checkpoint = ArtifactRef(kind="checkpoint", digest="c" * 64)
         EngineDescription(
             facts=facts, target=target, runtime_properties=properties or {}, rules=ModelRules(end_tokens=(1,)),
