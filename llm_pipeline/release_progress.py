@@ -39,7 +39,7 @@ from llm_pipeline.release.step import Environment, Scope
 from llm_pipeline.release.time_limit import time_limit
 from llm_pipeline.runners.runner import Placement
 from llm_pipeline.store import ArtifactStore, open_store
-from llm_pipeline.store.documents import understood
+from llm_pipeline.store.documents import DamagedDocument, understood
 from llm_pipeline.store.signed_documents import refusal
 
 if TYPE_CHECKING:
@@ -212,12 +212,13 @@ class ReleaseProgress:
 
     def results(self) -> dict[tuple[str, str], StageResult]:
         """All results of the release so far, by stage and subject."""
-        results = [result for name in self.result_names() if (result := self.read_result(name)) is not None]
+        names = self.store.list_documents(f"releases/{self.record.release_id}/results")
+        results = [result for name in names if (result := self._read_result(name)) is not None]
         return {(result.stage, result.subject): result for result in results}
 
-    def result_names(self) -> Sequence[str]:
-        """Names of the documents of all results so far."""
-        return self.store.list_documents(f"releases/{self.record.release_id}/results")
+    def readable_results(self) -> tuple[dict[str, StageResult], list[DamagedDocument]]:
+        """All results so far that can be read, by the names of their documents, and the documents that cannot."""
+        return self.store.readable_as(f"releases/{self.record.release_id}/results", StageResult, hint=_ANEW)
 
     def find(self, stage: str, subject: str = "") -> StageResult | None:
         """The result of one stage, or None.
@@ -225,14 +226,9 @@ class ReleaseProgress:
         Raises:
             IntegrityError: The document is damaged, or is not signed as the store requires.
         """
-        return self.read_result(results_name(self.record.release_id, stage, subject))
+        return self._read_result(results_name(self.record.release_id, stage, subject))
 
-    def read_result(self, name: str) -> StageResult | None:
-        """The result in a document; None if there is no such document.
-
-        Raises:
-            IntegrityError: The document is damaged, or is not signed as the store requires.
-        """
+    def _read_result(self, name: str) -> StageResult | None:
         document = self.store.read_document(name)
         if document is not None and self._trusts_signed_only:
             problem = self.store.signatures.document_problem(name, document.value, document.signature)

@@ -30,10 +30,10 @@ from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.quantities import byte_size
 from llm_pipeline.base.records import ArtifactRef, Frozen
+from llm_pipeline.base.text_table import readable_time, titled_columns
 from llm_pipeline.canary.record import CanaryRecord
 from llm_pipeline.config.deployment import Deployment, Retention
 from llm_pipeline.hub.kept_data_sets import kept_data_sets, remove_kept
-from llm_pipeline.inspection.table import readable_time, titled_columns
 from llm_pipeline.release.claim import readable_claims
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.execute import StageRecord, summary_name

@@ -143,7 +143,7 @@ def _claims(options: argparse.Namespace) -> int:
         if state.holder is not None:
             lines.append(f"{model_id}  running: {_line(state.holder)}")
         lines += [f"{model_id}  waits: {_line(waiting)}" for waiting in state.waiting]
-    lines += [f"DAMAGED  {one.name}: {one.error}" for one in damaged]
+    lines += map(str, damaged)
     write_lines(lines or ["no release is running, and none waits"])
     return ExitCode.INFRASTRUCTURE if damaged else ExitCode.GO
 

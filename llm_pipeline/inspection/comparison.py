@@ -16,7 +16,6 @@ from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.quantities import byte_size
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.inspection.release_artifacts import SHOWN_DIGITS
-from llm_pipeline.inspection.table import shortened
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.execute import read_stage_record
 from llm_pipeline.release.record import read_release_record
@@ -30,6 +29,7 @@ _MEASURED = (
     *("recipe", "variant"),
 )
 _ABSENT = "(none)"
+_LONGEST = 72
 _LONG = 60
 """Characters of a text beyond which what it has in common with the other side is left out."""
 
@@ -53,8 +53,8 @@ class Change(Frozen):
         first, second = (json.dumps(value, ensure_ascii=False) for value in (self.before, self.after))
         if self.kind == "changed" and min(len(first), len(second)) > _LONG:
             first, second = _from_where_they_differ(first, second)
-        before = _ABSENT if self.kind == "added" else shortened(first)
-        after = _ABSENT if self.kind == "removed" else shortened(second)
+        before = _ABSENT if self.kind == "added" else _shortened(first)
+        after = _ABSENT if self.kind == "removed" else _shortened(second)
         return f"{self.path}: {before} -> {after}"
 
 
@@ -95,6 +95,12 @@ def _from_where_they_differ(first: str, second: str) -> tuple[str, str]:
     alike = next((place for place, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), _LONG)
     cut = alike - _LONG // 3
     return (f"...{first[cut:]}", f"...{second[cut:]}") if cut > 0 else (first, second)
+
+
+def _shortened(text: str) -> str:
+    """The text, its middle left out when it is long."""
+    half = (_LONGEST - 3) // 2
+    return text if len(text) <= _LONGEST else f"{text[:half]}...{text[-half:]}"
 
 
 class Section(Frozen):

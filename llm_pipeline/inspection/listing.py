@@ -9,10 +9,11 @@ from datetime import datetime
 from llm_pipeline.base.errors import PipelineError
 from llm_pipeline.base.quantities import byte_size
 from llm_pipeline.base.records import ArtifactRef, Frozen
-from llm_pipeline.inspection.release_artifacts import DamagedRow, standing_pauses
+from llm_pipeline.base.text_table import readable_time, titled_columns
+from llm_pipeline.inspection.release_artifacts import standing_pauses
 from llm_pipeline.inspection.release_summaries import ReleaseRow, read_releases
-from llm_pipeline.inspection.table import readable_time, titled_columns
 from llm_pipeline.store.artifact_store import ArtifactStore, StoredArtifact
+from llm_pipeline.store.documents import DamagedDocument
 from llm_pipeline.store.references import readable_pointers
 
 _READERS = 8
@@ -41,21 +42,21 @@ class ArtifactRow(Frozen):
         }
 
 
-Row = ReleaseRow | ArtifactRow | DamagedRow
+Row = ReleaseRow | ArtifactRow | DamagedDocument
 
 
 def table(rows: Sequence[Row]) -> list[str]:
     """The rows as aligned lines; what cannot be read comes last."""
-    cells = [row.cells() for row in rows if not isinstance(row, DamagedRow)]
+    cells = [row.cells() for row in rows if not isinstance(row, DamagedDocument)]
     lines = []
     if cells:
         lines = titled_columns(list(cells[0]), [list(one.values()) for one in cells], right=("size", "files"))
-    return lines + [str(row) for row in rows if isinstance(row, DamagedRow)]
+    return lines + [str(row) for row in rows if isinstance(row, DamagedDocument)]
 
 
 def is_damaged(row: Row) -> bool:
     """Whether a row stands for something that cannot be read."""
-    return isinstance(row, DamagedRow) or (isinstance(row, ArtifactRow) and row.problem != "")
+    return isinstance(row, DamagedDocument) or (isinstance(row, ArtifactRow) and row.problem != "")
 
 
 def release_rows(store: ArtifactStore) -> list[Row]:
@@ -70,7 +71,7 @@ def release_rows(store: ArtifactStore) -> list[Row]:
     for row in (one.row for one in releases):
         now = {"serves": tuple(serves.get(row.release_id, ())), "pauses": tuple(pauses.get(row.release_id, ()))}
         rows.append(row.model_copy(update=now))
-    return [*rows, *damaged, *map(DamagedRow.of, unreadable), *unclear]
+    return [*rows, *damaged, *unreadable, *unclear]
 
 
 def artifact_rows(store: ArtifactStore) -> list[ArtifactRow]:
@@ -100,4 +101,4 @@ LISTINGS: Mapping[str, Callable[[ArtifactStore], Sequence[Row]]] = {
     "releases": release_rows,
     "artifacts": artifact_rows,
 }
-"""What reads them, by the word that `llm-pipeline ls` takes; a `DamagedRow` stands for each that cannot be read."""
+"""What reads them, by the word that `llm-pipeline ls` takes; what cannot be read is a `DamagedDocument`."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from llm_pipeline.base.errors import PipelineError
-from llm_pipeline.base.records import ArtifactRef, Frozen
+from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.record import canary_record_name, read_canary_record, standing_pause
 from llm_pipeline.release.contract import StageResult
-from llm_pipeline.release.record import ReleaseRecord, read_release_record
+from llm_pipeline.release.record import ReleaseRecord, read_release_record, release_record_name
 from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.documents import DamagedDocument
@@ -17,21 +17,6 @@ from llm_pipeline.store.references import readable_pointers, release_ids
 
 SHOWN_DIGITS = 12
 """Of a key or digest, in tables."""
-
-
-class DamagedRow(Frozen):
-    """A document that cannot be read or understood."""
-
-    document: str
-    problem: str
-
-    @classmethod
-    def of(cls, damaged: DamagedDocument) -> DamagedRow:
-        """The row of a damaged document."""
-        return cls(document=damaged.name, problem=str(damaged.error))
-
-    def __str__(self) -> str:
-        return f"DAMAGED  {self.document}: {self.problem}"
 
 
 def release_artifacts(record: ReleaseRecord, results: Sequence[StageResult]) -> Iterator[tuple[str, ArtifactRef]]:
@@ -52,28 +37,22 @@ def results_in_order(flow: ReleaseProgress) -> list[StageResult]:
     return _in_order(flow.results().values())
 
 
-def readable_results(flow: ReleaseProgress) -> tuple[list[StageResult], list[DamagedRow]]:
+def readable_results(flow: ReleaseProgress) -> tuple[list[StageResult], list[DamagedDocument]]:
     """The results of a release that can be read, in the order they ran, and the documents that cannot."""
-    results, damaged = [], []
-    for name in flow.result_names():
-        try:
-            if (result := flow.read_result(name)) is not None:
-                results.append(result)
-        except PipelineError as error:
-            damaged.append(DamagedRow(document=name, problem=str(error)))
-    return _in_order(results), damaged
+    found, damaged = flow.readable_results()
+    return _in_order(found.values()), damaged
 
 
-def users_of(store: ArtifactStore, ref: ArtifactRef) -> tuple[list[str], list[DamagedRow]]:
+def users_of(store: ArtifactStore, ref: ArtifactRef) -> tuple[list[str], list[DamagedDocument]]:
     """Who uses an artifact: pointers, then releases with what it is to them; and the documents that do not say."""
     references, unreadable = readable_pointers(store)
     users = [str(reference) for reference in references if reference.pointer.repository == ref]
-    damaged = [DamagedRow.of(one) for one in unreadable]
+    damaged = [*unreadable]
     for release_id in release_ids(store):
         try:
             flow = ReleaseProgress(store, read_release_record(store, release_id))
         except PipelineError as error:
-            damaged.append(DamagedRow(document=f"releases/{release_id}/release.json", problem=str(error)))
+            damaged.append(DamagedDocument.of(release_record_name(release_id), error))
             continue
         results, not_read = readable_results(flow)
         users += [f"{release_id}: {name}" for name, used in release_artifacts(flow.record, results) if used == ref]
@@ -81,7 +60,7 @@ def users_of(store: ArtifactStore, ref: ArtifactRef) -> tuple[list[str], list[Da
     return users, damaged
 
 
-def standing_pauses(store: ArtifactStore) -> tuple[dict[str, list[str]], list[DamagedRow]]:
+def standing_pauses(store: ArtifactStore) -> tuple[dict[str, list[str]], list[DamagedDocument]]:
     """The canaries that are paused now, for people, by release; and their records that do not say."""
     pauses: dict[str, list[str]] = {}
     damaged = []
@@ -91,8 +70,7 @@ def standing_pauses(store: ArtifactStore) -> tuple[dict[str, list[str]], list[Da
             if record is not None and (pause := standing_pause(state, record)):
                 pauses.setdefault(record.release_id, []).append(f"{place} {pause}")
         except PipelineError as error:
-            name = canary_record_name(state.on_trial, place)
-            damaged.append(DamagedRow(document=name, problem=str(error)))
+            damaged.append(DamagedDocument.of(canary_record_name(state.on_trial, place), error))
     return pauses, damaged
 
 

@@ -17,9 +17,9 @@ from pydantic import Field, ValidationError
 
 from llm_pipeline.base.errors import ConfigError, IntegrityError
 from llm_pipeline.base.records import Frozen
+from llm_pipeline.base.text_table import readable_time
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.inspection.release_artifacts import DamagedRow, results_in_order
-from llm_pipeline.inspection.table import readable_time
+from llm_pipeline.inspection.release_artifacts import results_in_order
 from llm_pipeline.release.candidate import is_trial
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.decision import Decision, read_decisions, refusal
@@ -29,6 +29,7 @@ from llm_pipeline.release.measured_cost import MeasuredCost, release_cost
 from llm_pipeline.release.record import read_release_record, release_record_name, report_name
 from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.store.artifact_store import ArtifactStore
+from llm_pipeline.store.documents import DamagedDocument
 from llm_pipeline.store.signed_documents import replace_document
 
 _READERS = 8
@@ -97,10 +98,10 @@ class ReleaseSummary(Frozen):
     decided: tuple[str, ...] = ()
 
 
-Found = ReleaseSummary | DamagedRow | None
+Found = ReleaseSummary | DamagedDocument | None
 
 
-def read_releases(store: ArtifactStore) -> tuple[list[ReleaseSummary], list[DamagedRow]]:
+def read_releases(store: ArtifactStore) -> tuple[list[ReleaseSummary], list[DamagedDocument]]:
     """The releases of a store as they are now, the newest first, and those that cannot be read.
 
     Raises:
@@ -113,7 +114,7 @@ def read_releases(store: ArtifactStore) -> tuple[list[ReleaseSummary], list[Dama
     whole = sorted(
         (one for one in found if isinstance(one, ReleaseSummary)), key=lambda one: one.row.resolved_at, reverse=True
     )
-    return whole, [one for one in found if isinstance(one, DamagedRow)]
+    return whole, [one for one in found if isinstance(one, DamagedDocument)]
 
 
 def write_summary(store: ArtifactStore, release_id: str) -> None:
@@ -160,7 +161,7 @@ def summarize(store: ArtifactStore, release_id: str) -> Found:
             decided=tuple(f"{one.step}: {one.in_words}" for one in decisions if one.answer != "waiting"),
         )
     except (IntegrityError, ConfigError) as error:
-        return DamagedRow(document=f"releases/{release_id}", problem=str(error))
+        return DamagedDocument.of(f"releases/{release_id}", error)
 
 
 def _row(flow: ReleaseProgress, results: Sequence[StageResult], decisions: Sequence[Decision]) -> ReleaseRow:

@@ -7,24 +7,23 @@ from datetime import datetime
 from typing import Any
 
 import yaml
-from pydantic import JsonValue
 
 from llm_pipeline.base.records import ArtifactRef, Frozen
+from llm_pipeline.base.text_table import readable_time
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.config.store import StoreModel
 from llm_pipeline.inspection.release_artifacts import (
-    DamagedRow,
     readable_results,
     release_artifacts,
     standing_pauses,
     users_of,
 )
-from llm_pipeline.inspection.table import readable_time
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.record import read_release_record
 from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.store import open_store
 from llm_pipeline.store.artifact_store import ArtifactStore
+from llm_pipeline.store.documents import DamagedDocument
 from llm_pipeline.store.manifest import MANIFEST_FILE, SIGNATURE_FILE, Manifest, ManifestFile
 from llm_pipeline.store.provenance import Provenance
 from llm_pipeline.store.references import Reference, readable_pointers, release_of
@@ -40,7 +39,7 @@ class _View(Frozen):
         damaged: Documents that would say more about it, and cannot be read.
     """
 
-    damaged: tuple[DamagedRow, ...] = ()
+    damaged: tuple[DamagedDocument, ...] = ()
 
     def lines(self) -> Iterator[str]:
         """For people."""
@@ -73,7 +72,7 @@ class ReleaseView(_View):
     overridden: str = ""
     pointers: tuple[str, ...]
     pauses: tuple[str, ...] = ()
-    config: dict[str, JsonValue]
+    config: ResolvedRelease
     results: tuple[StageResult, ...]
     artifacts: dict[str, ArtifactRef]
 
@@ -88,9 +87,7 @@ class ReleaseView(_View):
             **({"canary": list(self.pauses)} if self.pauses else {}),
             "results": {f"{one.stage} {one.subject}".strip(): _result(one) for one in self.results},
             "artifacts": {name: str(ref) for name, ref in self.artifacts.items()},
-            "config, without defaults": ResolvedRelease.model_validate(self.config).model_dump(
-                mode="json", exclude_defaults=True
-            ),
+            "config, without defaults": self.config.model_dump(mode="json", exclude_defaults=True),
         }
 
 
@@ -138,10 +135,10 @@ def _release(flow: ReleaseProgress) -> ReleaseView:
         overridden=record.overrides_in_words,
         pointers=tuple(str(item) for item in pointing if item.pointer.release_id == record.release_id),
         pauses=tuple(pauses.get(record.release_id, ())),
-        config=record.release.model_dump(mode="json"),
+        config=record.release,
         results=tuple(results),
         artifacts=dict(release_artifacts(record, results)),
-        damaged=(*damaged, *(DamagedRow.of(one) for one in unreadable), *unclear),
+        damaged=(*damaged, *unreadable, *unclear),
     )
 
 

@@ -22,13 +22,13 @@ from urllib.parse import unquote, urlsplit
 from llm_pipeline.artifacts.endpoint_description import EndpointDescription
 from llm_pipeline.base.errors import ExitCode, IntegrityError, PipelineError
 from llm_pipeline.base.records import Frozen
+from llm_pipeline.base.text_table import labelled, readable_time
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.record import CanaryRecord, Phase, read_canary_record, standing_pause
 from llm_pipeline.canary.router import ALL, RouterCondition, RouteState, SlotName, StartedRouter
 from llm_pipeline.canary.slots import generates, slot_endpoint, slot_state, slots_of
 from llm_pipeline.config.deployment import Deployment, TargetPlace
 from llm_pipeline.config.server_place import OpenAiSlot, ServerPorts
-from llm_pipeline.inspection.table import labelled, readable_time
 from llm_pipeline.operations.served_place import (
     is_moving,
     is_recent,

@@ -139,7 +139,7 @@ def read_failures(store: ArtifactStore, release_id: str, gaps: list[str]) -> tup
     An earlier report's error is left out: the report that is being made now stands for it.
     """
     found, damaged = store.readable_as(f"releases/{release_id}/failures", StageFailure)
-    gaps += [str(one.error) for one in damaged]
+    gaps += [one.problem for one in damaged]
     failures = [failure for failure in found.values() if failure.stage != "report"]
     return tuple(sorted(failures, key=lambda failed: (flow_order(failed.stage), failed.subject)))
 
@@ -150,8 +150,8 @@ class _Collector:
     def __init__(self, store: ArtifactStore, record: ReleaseRecord) -> None:
         self._store, self._record, self._release = store, record, record.release
         self._flow = ReleaseProgress(store, record)
-        found, damaged = store.readable_as(f"releases/{record.release_id}/results", StageResult)
-        self._gaps = [str(one.error) for one in damaged]
+        found, damaged = self._flow.readable_results()
+        self._gaps = [one.problem for one in damaged]
         self._summaries: dict[tuple[str, str], EvaluationSummary | None] = {}
         by_start = sorted(found.values(), key=lambda one: (one.timings.started_at, flow_order(one.stage)))
         self._results = {(result.stage, result.subject): result for result in by_start}

@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from pydantic import BaseModel, JsonValue, ValidationError
+from pydantic import BaseModel, Field, JsonValue, ValidationError
 
 from llm_pipeline.base.errors import ConfigError, IntegrityError, PipelineError, Transient
+from llm_pipeline.base.records import Frozen
 from llm_pipeline.store.blobs import Blobs, Changed
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -51,16 +52,25 @@ def checked_name(name: str) -> str:
     return name
 
 
-@dataclass(frozen=True)
-class DamagedDocument:
+class DamagedDocument(Frozen, arbitrary_types_allowed=True):
     """A document that cannot be read or understood.
 
     Attributes:
-        error: Why, and what to do about it.
+        problem: Why, and what to do about it.
+        error: The same, to be raised.
     """
 
-    name: str
-    error: PipelineError
+    document: str
+    problem: str
+    error: PipelineError = Field(exclude=True, repr=False)
+
+    @classmethod
+    def of(cls, name: str, error: PipelineError) -> DamagedDocument:
+        """The document that this was raised for."""
+        return cls(document=name, problem=str(error), error=error)
+
+    def __str__(self) -> str:
+        return f"DAMAGED  {self.document}: {self.problem}"
 
 
 class Documents:
@@ -129,7 +139,7 @@ class Documents:
             try:
                 said, _ = self.read_as(name, model, hint=hint)
             except PipelineError as error:
-                damaged.append(DamagedDocument(name, error))
+                damaged.append(DamagedDocument.of(name, error))
             else:
                 if said is not None:
                     found[name.removeprefix(f"{folder}/").removesuffix(".json")] = said

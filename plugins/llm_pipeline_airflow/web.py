@@ -36,7 +36,6 @@ from llm_pipeline.base.untrusted_text import several_lines
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.release import ReleaseConfig
 from llm_pipeline.inspection.comparison import Comparison, compare
-from llm_pipeline.inspection.release_artifacts import DamagedRow
 from llm_pipeline.inspection.release_summaries import ReleaseSummary, read_releases
 from llm_pipeline.release.loading import ConfiguredRelease, load_config
 from llm_pipeline.release.record import read_release_record, report_name
@@ -299,7 +298,7 @@ class _Shown:
                 (whole, damaged), (pointers, lost) = read_releases(store), readable_pointers(store)
                 releases += [one for one in whole if one.row.config in self.configs]
                 placed += pointers
-                if damaged := [*damaged, *map(DamagedRow.of, lost)]:
+                if damaged := [*damaged, *lost]:
                     log.warning("%s", Lines("\n".join(map(str, damaged))))
                     which = "`llm-pipeline ls releases` names them"
                     self.unread.append(f"{uri}: {len(damaged)} documents cannot be read; {which}")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from canary_site import until
 from openai_server import OpenAiDouble
+from waiting import until
 
 from llm_pipeline.canary.replay import Replay
 from llm_pipeline.config.endpoint import Endpoint

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from canary_site import until
 from custom_resources import CustomResources
 from gateway_controller import GatewayController
 from router_contract import NAMESPACE, EnvoySubject, Subject, gateway_subject, split
+from waiting import until
 
 from llm_pipeline.base.errors import Fenced, Transient
 from llm_pipeline.canary.router import RouterConflict, RouterUnavailable, all_to

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import grpc
 import grpc.aio
 import pytest
-from canary_site import Site, until
+from canary_site import Site
 from hostile_client import (
     END_HEADERS,
     END_STREAM,
@@ -32,6 +32,7 @@ from hostile_client import (
 )
 from http_slots import HttpSlots
 from test_envoy import both_up, shift, split
+from waiting import until
 
 from llm_pipeline.adapters.envoy import xds
 from llm_pipeline.canary.router import all_to
