@@ -10,18 +10,15 @@ import fcntl
 import hashlib
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
+
+from kubernetes_programs import NotHere, run
 
 CHART = "1.22.0"
 _CHART_SHA256 = "1f7d1dfe3d58e2c54899950aba907a43625a18c8b6fb3c54760c21592129a5b6"
 _REPOSITORY = "https://airflow.apache.org"
 _PINS = Path(__file__).parents[1] / "docker" / "constraints" / "chart-py311.txt"
-
-
-class NotHere(Exception):
-    """Something is not to be had; the message says why."""
 
 
 def directory() -> Path:
@@ -64,7 +61,7 @@ def get() -> None:
             started = directory() / "started"
             shutil.rmtree(started, ignore_errors=True)
             pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(started)]
-            _run([*pip, "--requirement", str(_PINS)])
+            run([*pip, "--requirement", str(_PINS)])
             started.rename(packages())
         if not chart().is_file():
             _get_chart()
@@ -77,19 +74,10 @@ def _get_chart() -> None:
     if named := os.environ.get("LLM_PIPELINE_TEST_CHART"):
         shutil.copy(named, packed)
     else:
-        _run([str(helm()), "pull", "airflow", "--repo", _REPOSITORY, "--version", CHART, "--destination", str(pulled)])
+        run([str(helm()), "pull", "airflow", "--repo", _REPOSITORY, "--version", CHART, "--destination", str(pulled)])
     if hashlib.sha256(packed.read_bytes()).hexdigest() != _CHART_SHA256:
         raise NotHere(f"{packed} is not Airflow's chart {CHART} as it was released")
     packed.rename(chart())
-
-
-def _run(command: list[str]) -> None:
-    done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-    )
-    if done.returncode:
-        last = "\n".join(done.stdout.splitlines()[-5:])
-        raise NotHere(f"{' '.join(command[:4])} ended with {done.returncode}:\n{last}")
 
 
 if __name__ == "__main__":

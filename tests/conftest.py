@@ -160,6 +160,22 @@ def small_disk(tmp_path):
         subprocess.run(["umount", "-l", str(place)], check=True)
 
 
+@pytest.fixture
+def store(tmp_path):
+    """An empty store in a directory."""
+    from llm_pipeline.store import open_store
+
+    return open_store(f"file://{tmp_path / 'store'}")
+
+
+@pytest.fixture(scope="session")
+def signing(tmp_path_factory):
+    """Signs with a key of its own, and trusts it."""
+    from signing_keys import signing_with_new_keys
+
+    return signing_with_new_keys(tmp_path_factory.mktemp("keys"))
+
+
 @pytest.fixture(scope="session")
 def s3_server():
     """A real S3 API server, one a test process; `s3_server.bucket()` gives a new bucket."""

@@ -31,7 +31,7 @@ _SOURCES = Path("/etc/apt/sources.list.d/debian.sources")
 
 
 class NotHere(Exception):
-    """This machine cannot build it; the message says why."""
+    """Something is not to be had on this machine; the message says why."""
 
 
 def programs_directory() -> Path:
@@ -83,25 +83,25 @@ def _apt(work: Path) -> dict[str, str]:
         f'Dir::Etc::SourceParts "{work}/apt/sources";\nAPT::Sandbox::User "";\n'
     )
     environment = os.environ | {"APT_CONFIG": f"{work}/apt/apt.conf"}
-    _run(["apt-get", "--quiet", "--quiet", "update"], work, environment)
+    run(["apt-get", "--quiet", "--quiet", "update"], work, environment)
     return environment
 
 
 def _unpacked_source(work: Path) -> Path:
-    _run(["apt-get", "--quiet", "--quiet", "source", "--download-only", "kubernetes"], work, _apt(work))
+    run(["apt-get", "--quiet", "--quiet", "source", "--download-only", "kubernetes"], work, _apt(work))
     archives = list(work.glob(f"kubernetes_*{KUBERNETES}.orig.tar.*"))
     if not archives:
         raise NotHere(f"Debian's source package here is not Kubernetes {KUBERNETES}")
     (work / "source").mkdir()
-    _run(["tar", "--extract", "--file", str(archives[0]), "--strip-components=1", "--directory=source"], work)
+    run(["tar", "--extract", "--file", str(archives[0]), "--strip-components=1", "--directory=source"], work)
     return work / "source"
 
 
 def _tools(work: Path) -> Path:
     environment = os.environ | {"APT_CONFIG": f"{work}/apt/apt.conf"}
-    _run(["apt-get", "--quiet", "--quiet", "download", *_PACKAGES], work, environment)
+    run(["apt-get", "--quiet", "--quiet", "download", *_PACKAGES], work, environment)
     for package in work.glob("*.deb"):
-        _run(["dpkg-deb", "--extract", str(package), "tools"], work)
+        run(["dpkg-deb", "--extract", str(package), "tools"], work)
     return work / "tools"
 
 
@@ -128,10 +128,15 @@ def _compile(source: Path, tools: Path, work: Path) -> None:
         "KUBE_GIT_TREE_STATE": "archive", "FORCE_HOST_GO": "y",
     }  # fmt: skip
     what = " ".join(f"cmd/{name}" for name in _BUILT)
-    _run(["nice", "-n", "19", "make", f"WHAT={what}", "GOFLAGS=-p=2"], source, environment)
+    run(["nice", "-n", "19", "make", f"WHAT={what}", "GOFLAGS=-p=2"], source, environment)
 
 
-def _run(command: list[str], directory: Path, environment: dict[str, str] | None = None) -> None:
+def run(command: list[str], directory: Path | None = None, environment: dict[str, str] | None = None) -> None:
+    """Run a command to its end.
+
+    Raises:
+        NotHere: It failed.
+    """
     done = subprocess.run(
         command, cwd=directory, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, check=False,

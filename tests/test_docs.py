@@ -95,24 +95,23 @@ def test_every_command_is_on_the_page_of_commands() -> None:
     assert set(_commands()) == {name for name, _ in _COMMAND.findall(TEXTS["docs/commands.md"])}
 
 
-def _fragments() -> list[tuple[str, str, str]]:
+def _blocks(*languages: str) -> list[tuple[str, str, str]]:
     return [
-        (page, kind.strip(), block)
+        (page, kind.strip(), textwrap.dedent(block))
         for page, text in TEXTS.items()
         for language, kind, block in _FENCED.findall(text)
-        if language == "yaml" and kind.strip() != "role"
+        if language in languages
     ]
 
 
 def test_the_roles_that_a_cluster_needs_are_valid() -> None:
-    blocks = [block for _, kind, block in _FENCED.findall(TEXTS["docs/cluster.md"]) if kind.strip() == "role"]
-    roles = [role for block in blocks for role in yaml.safe_load_all(block)]
+    roles = [role for _, kind, block in _blocks("yaml") if kind == "role" for role in yaml.safe_load_all(block)]
     assert {role["metadata"]["name"] for role in roles} == {f"llm-pipeline-{name}" for name in ROLES}
     for role in roles:
         kubernetes_validate.validate(role, "1.37", strict=True)
 
 
-@pytest.mark.parametrize(("page", "kind", "block"), _fragments())
+@pytest.mark.parametrize(("page", "kind", "block"), [one for one in _blocks("yaml") if one[1] != "role"])
 def test_every_block_of_configuration_loads(page: str, kind: str, block: str, tmp_path: Path) -> None:
     model, file = FRAGMENTS[kind]
     whole = yaml.safe_load((ROOT / "configs" / file).read_text()) if file else {}
@@ -126,15 +125,6 @@ def test_every_block_of_configuration_loads(page: str, kind: str, block: str, tm
     written = tmp_path / "example.yaml"
     written.write_text(yaml.safe_dump(whole))
     assert load_yaml(written, model)
-
-
-def _blocks(*languages: str) -> list[tuple[str, str, str]]:
-    return [
-        (page, kind.strip(), textwrap.dedent(block))
-        for page, text in TEXTS.items()
-        for language, kind, block in _FENCED.findall(text)
-        if language in languages
-    ]
 
 
 def _needs_no_release(words: list[str]) -> bool:

@@ -30,15 +30,9 @@ from llm_pipeline.release.claim import (
     read_claim,
     readable_claims,
 )
-from llm_pipeline.store import open_store
 from llm_pipeline.store.artifact_store import Document
 
 MODEL = "organisation/model"
-
-
-@pytest.fixture
-def store(tmp_path):
-    return open_store(f"file://{tmp_path}/store")
 
 
 def claimant(number: int, *, airflow: str = "a", party: LocalProcess | None = None) -> Claimant:

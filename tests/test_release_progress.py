@@ -18,17 +18,12 @@ from llm_pipeline.release.contract import StageFailure, StageResult, Timings
 from llm_pipeline.release.execute import KeyContent, StageRecord, failure_name, results_name, stage_record_name
 from llm_pipeline.release_progress import MissingResult, ReleaseProgress
 from llm_pipeline.stages.canary import CanaryConfig
-from llm_pipeline.store import ArtifactStore, open_store
+from llm_pipeline.store import ArtifactStore
 from llm_pipeline.store.lease import Lease
 
 MORNING = datetime(2026, 1, 5, 9, tzinfo=UTC)
 RECIPES = dict.fromkeys(("int3", "int4", "int8", "fp8", "nowhere"), "int8_weight_only") | {"none": "none"}
 REPOSITORY = ArtifactRef(kind="model_repository", digest="a" * 64)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> ArtifactStore:
-    return open_store(f"file://{tmp_path}/store")
 
 
 def flow(store: ArtifactStore, resolved_at: datetime, **changes: Any) -> ReleaseProgress:

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 from deployment_here import place_document, write_bare_deployment
 from place_here import serve
-from signing_keys import edit_json, signing_with_new_keys
+from signing_keys import edit_json
 from store_history import GO, MODEL, NO_GO, TARGET, History
 
 from llm_pipeline.base.errors import IntegrityError
@@ -35,11 +35,6 @@ from llm_pipeline.store.signed_documents import replace_document
 OTHER_MODEL = "other/model"
 NO_SLOTS = cast("SlotControl", object())
 """Nothing may be asked of them."""
-
-
-@pytest.fixture(scope="module")
-def signing(tmp_path_factory: pytest.TempPathFactory) -> Signing:
-    return signing_with_new_keys(tmp_path_factory.mktemp("keys"))
 
 
 def _release(history: History, number: int) -> str:

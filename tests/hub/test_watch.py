@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +15,7 @@ from llm_pipeline.hub.access import Hub
 from llm_pipeline.hub.observe import list_commit, observe
 from llm_pipeline.hub.watch import DAY, Head, Reference, Start, Trouble, WatchDecision, WatchState, decide
 from llm_pipeline.release.watch_record import Claim, claim_commit, read_claim, read_claims
-from llm_pipeline.store import ArtifactStore, open_store
+from llm_pipeline.store import ArtifactStore
 
 from .conftest import LocalHub
 
@@ -204,11 +203,6 @@ def test_whatever_happens_no_commit_is_released_twice_no_day_has_too_many_and_no
     head, content = world.commits[-1]
     last = world.released[-1][2] if world.released else world.baseline[1]
     assert content == last or head in world.claims
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> ArtifactStore:
-    return open_store(f"file://{tmp_path}/store")
 
 
 def claim(run: str, commit: str = A, minutes: float = 0) -> Claim:

@@ -14,7 +14,6 @@ from llm_pipeline.canary.record import CanaryEvent, EventKind, canary_record_nam
 from llm_pipeline.config.deployment import Notifications
 from llm_pipeline.notifications.event import Event, Origin, of_canary
 from llm_pipeline.notifications.telling import NotSent, check_channel, tell, tell_canary
-from llm_pipeline.store import open_store
 
 pytest.importorskip("apprise")
 
@@ -23,11 +22,6 @@ from people import people
 READ = TypeAdapter(Notifications).validate_python
 STORY = (EventKind.STARTED, EventKind.SHIFTED, EventKind.PASSED, EventKind.APPROVAL_ASKED, EventKind.ROLLED_BACK)
 EVENT = Event(Origin("here", "tiny-1"), "warning", "It happened")
-
-
-@pytest.fixture
-def store(tmp_path):
-    return open_store(f"file://{tmp_path}/store")
 
 
 @pytest.fixture

@@ -16,9 +16,7 @@ from llm_pipeline.planning import host
 @pytest.fixture
 def listening() -> Iterator[int]:
     """A port that something listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener.getsockname()[1]
 
 

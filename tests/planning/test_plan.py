@@ -150,9 +150,7 @@ def test_a_full_disk_stops_a_release_of_this_machine(configs: Path, monkeypatch:
 
 
 def test_a_port_that_something_else_listens_on_is_a_warning(configs: Path, edit):
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         edit("deployments/local.yaml", "http: 18400", f"http: {port}")
         warnings = plan_release(demo(configs)).warnings

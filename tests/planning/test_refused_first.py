@@ -18,9 +18,7 @@ from llm_pipeline.store import open_store
 @pytest.fixture
 def hub(edit) -> Iterator[socket.socket]:
     """A hub that answers nobody, so that whoever asks it can be seen."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
         edit("deployments/local.yaml", "127.0.0.1:9", f"127.0.0.1:{listener.getsockname()[1]}")
         yield listener

@@ -17,12 +17,7 @@ from llm_pipeline.cli import main
 from llm_pipeline.config.store import store_settings
 from llm_pipeline.config.target import Target
 from llm_pipeline.serving.repository_links import await_listeners
-from llm_pipeline.store import ArtifactStore, open_store
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> ArtifactStore:
-    return open_store(f"file://{tmp_path / 'store'}")
+from llm_pipeline.store import ArtifactStore
 
 
 @pytest.fixture

@@ -13,14 +13,8 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.target import Target
 from llm_pipeline.serving.repository_links import fetch_links, read_links, refuse_other_host, write_links
 from llm_pipeline.serving.triton_runtime import link_repository
-from llm_pipeline.store import open_store
 
 DOUBLES = Path(__file__).parents[1] / "doubles"
-
-
-@pytest.fixture
-def store(tmp_path):
-    return open_store(f"file://{tmp_path / 'store'}")
 
 
 @pytest.fixture

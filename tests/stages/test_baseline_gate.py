@@ -15,16 +15,11 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.execute import execute
-from llm_pipeline.store import ArtifactStore, open_store
+from llm_pipeline.store import ArtifactStore
 
 CARD = {"arc": {"minimum": 0.93, "maximum": 0.97, "source": "model card, 2026-05"}}
 
 Judge = Callable[..., StageResult]
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> ArtifactStore:
-    return open_store(f"file://{tmp_path}/store")
 
 
 def evaluation(store: ArtifactStore, tmp_path: Path, right: int) -> ArtifactRef:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from resolved_release import request_below
-from signing_keys import edit_json, signing_with_new_keys
+from signing_keys import edit_json
 
 from llm_pipeline.adapters.local.store import LocalStore
 from llm_pipeline.base.errors import IntegrityError
@@ -37,11 +37,6 @@ NO_GO = judge("too much is lost", [Evidence(name="loss", verdict=Verdict.NO_GO, 
 class TextConfig(ConfigModel):
     text: str
     also: str = "also"
-
-
-@pytest.fixture(scope="module")
-def signing(tmp_path_factory: pytest.TempPathFactory) -> Signing:
-    return signing_with_new_keys(tmp_path_factory.mktemp("keys"))
 
 
 class Site:

@@ -8,18 +8,11 @@ from typing import Any
 
 import pytest
 from s3_faults import Faults, faulty
-from signing_keys import signing_with_new_keys
 
-from llm_pipeline.adapters.local.store import LocalStore
-from llm_pipeline.config.store import Signing, StoreModel, store_settings
+from llm_pipeline.config.store import StoreModel, store_settings
 from llm_pipeline.store.s3_blobs import connect as make_client
 
 _clients: dict[tuple[Any, ...], Any] = {}
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(f"file://{tmp_path / 'store'}")
 
 
 @pytest.fixture
@@ -79,9 +72,3 @@ def config(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr("llm_pipeline.store.s3_blobs.PART_BYTES", 100_000)
     found: StoreModel = request.getfixturevalue("s3_config")
     return found
-
-
-@pytest.fixture(scope="session")
-def signing(tmp_path_factory: pytest.TempPathFactory) -> Signing:
-    """Signs with a key of its own, and trusts it."""
-    return signing_with_new_keys(tmp_path_factory.mktemp("keys"))

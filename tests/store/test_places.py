@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 from place_here import serve
@@ -25,11 +24,6 @@ from llm_pipeline.store.place_state import (
 )
 
 A, B = "demo/a", "demo/b"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(f"file://{tmp_path}/store")
 
 
 def pointer(release: str) -> Pointer:

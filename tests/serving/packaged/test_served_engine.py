@@ -1,4 +1,7 @@
-"""The repository of a TensorRT-LLM engine on a real tritonserver; only the model that runs the engine is a double."""
+"""TensorRT-LLM on a real tritonserver: the repository of an engine, and the LLM API's model.
+
+Doubles are the model that runs the engine, and the LLM API's package.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +32,13 @@ from llm_pipeline.serving.repository_links import read_links
 
 pytestmark = pytest.mark.slow
 
-DOUBLE = Path(__file__).parents[2] / "doubles/triton_engine_model/model.py"
+DOUBLES = Path(__file__).parents[2] / "doubles"
 ANSWERS = {
     "which colour?": "The moon is red, said the cat.",
     "characters": "é 日本 😀 done",
     "a long story": "so it went on and on " * 60,
 }
+GOLDEN = [GoldenPrompt(prompt="which colour?", completion=ANSWERS["which colour?"], maximum_tokens=40)] * 20
 
 
 @pytest.fixture(scope="module")
@@ -48,20 +52,24 @@ def engine(gpu_engine, byte_tokenizer):
 
 @pytest.fixture(scope="module")
 def repository(engine, package):
-    golden = [GoldenPrompt(prompt="which colour?", completion=ANSWERS["which colour?"], maximum_tokens=40)] * 20
-    return package(*engine, golden)
+    return package(*engine, GOLDEN)
 
 
 @pytest.fixture(scope="module")
-def serve(repository, engine, start, tmp_path_factory):
-    answers = tmp_path_factory.mktemp("answers") / "answers.json"
-    answers.write_text(json.dumps(ANSWERS))
+def answers(tmp_path_factory):
+    path = tmp_path_factory.mktemp("answers") / "answers.json"
+    path.write_text(json.dumps(ANSWERS))
+    return path
+
+
+@pytest.fixture(scope="module")
+def serve(repository, engine, start, answers):
     served = shutil.copytree(repository, answers.with_name("repository"))
     path = served / "tensorrt_llm/config.pbtxt"
     config = text_format.Parse(path.read_text(), model_config_pb2.ModelConfig())
     config.backend = "python"
     path.write_text(text_format.MessageToString(config))
-    links = {"tensorrt_llm/1/engine": engine[0], "tensorrt_llm/1/model.py": DOUBLE}
+    links = {"tensorrt_llm/1/engine": engine[0], "tensorrt_llm/1/model.py": DOUBLES / "triton_engine_model/model.py"}
     environment = {"ENGINE_DOUBLE_COMPLETIONS": str(answers), "ENGINE_DOUBLE_SECONDS_PER_TOKEN": "0.005"}
     return lambda: start(served, answers, links=links, environment=environment)
 
@@ -69,6 +77,21 @@ def serve(repository, engine, start, tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(serve):
     return serve()
+
+
+@pytest.fixture(scope="module")
+def llmapi_server(gpu_engine, package, start, bytes_checkpoint, answers):
+    engine, target = gpu_engine("tensorrt_llm_llmapi")
+    (engine / "llm_args.yaml").write_text("backend: pytorch\nmax_batch_size: 4\n")
+    double = DOUBLES / "tensorrt_llm_package/tensorrt_llm"
+    links = {"llm/1/checkpoint": bytes_checkpoint, "llm/1/tensorrt_llm": double}  # beside model.py: it is imported
+    environment = {"TRTLLM_DOUBLE_COMPLETIONS": str(answers), "TRTLLM_DOUBLE_SECONDS_PER_TOKEN": "0.005"}
+    return start(package(engine, target, GOLDEN), answers, environment=environment, links=links)
+
+
+@pytest.fixture(params=["server", "llmapi_server"])
+def either(request):
+    return request.getfixturevalue(request.param)
 
 
 def asking(prompt="which colour?", maximum_tokens=40, **options):
@@ -80,27 +103,27 @@ def test_the_engine_is_linked_and_not_copied(repository):
     assert not list(repository.rglob("*.engine"))
 
 
-def test_the_golden_prompts_and_every_other_probe_pass(server, repository):
-    judgement = asyncio.run(probe(server.endpoint, read_golden(repository), StagingPolicy()))
+def test_the_golden_prompts_and_every_other_probe_pass(either):
+    judgement = asyncio.run(probe(either.endpoint, read_golden(either.repository), StagingPolicy()))
     assert judgement.verdict == "GO", judgement
 
 
-def test_a_streamed_answer_is_the_whole_answer_in_pieces(server):
+def test_a_streamed_answer_is_the_whole_answer_in_pieces(either):
     for prompt, text in list(ANSWERS.items())[:2]:
-        whole, pieces = ask(server, asking(prompt)), ask(server, asking(prompt), verb="stream")
+        whole, pieces = ask(either, asking(prompt)), ask(either, asking(prompt), verb="stream")
         assert whole.text == pieces.text == text
+        assert whole.output_tokens == pieces.output_tokens
         assert (whole.finish_reason, pieces.finish_reason) == ("stop", "stop")
         assert len(pieces.chunk_seconds) > 5
 
 
-def test_an_answer_ends_at_its_limit_or_before_its_stop_word(server):
-    limited = ask(server, asking(maximum_tokens=8))
+def test_an_answer_ends_at_its_limit_or_before_its_stop_word(either):
+    limited = ask(either, asking(maximum_tokens=8))
     assert (limited.text, limited.output_tokens, limited.finish_reason) == ("The moon", 8, "length")
-    before = metric(server, "engine_double_stopped_total")
     for verb in ("generate", "stream"):
-        stopped = ask(server, asking(stop=("never", "said")), verb=verb)
+        stopped = ask(either, asking(stop=("never", "said")), verb=verb)
         assert (stopped.text, stopped.finish_reason) == ("The moon is red, ", "stop")
-    assert eventually(lambda: metric(server, "engine_double_stopped_total") == before + 2)
+        assert stopped.output_tokens < len(ANSWERS["which colour?"])
 
 
 def test_what_fails_in_the_engine_is_an_error_and_never_a_text(server):
@@ -118,15 +141,21 @@ def test_requests_run_side_by_side(server):
     assert max(answer.total_seconds for answer in answers) < 0.5 * sum(answer.total_seconds for answer in answers)
 
 
-def test_a_client_that_leaves_frees_its_place(server):
-    before, tokens = metric(server, 'llm_requests_total{outcome="cancelled"'), metric(server, "llm_tokens_total")
-    stopped = metric(server, "engine_double_stopped_total")
+def test_a_client_that_leaves_frees_its_place(either):
+    before, tokens = metric(either, 'llm_requests_total{outcome="cancelled"'), metric(either, "llm_tokens_total")
 
+    leave(either, asking("a long story", 490, ignore_eos=True))
+    assert eventually(lambda: metric(either, "llm_active_requests") == 0)
+    assert metric(either, 'llm_requests_total{outcome="cancelled"') == before + 1
+    assert metric(either, "llm_tokens_total") < tokens + 490
+
+
+def test_what_nobody_waits_for_is_stopped_in_the_engine_too(server):
+    stopped = metric(server, "engine_double_stopped_total")
+    for verb in ("generate", "stream"):
+        ask(server, asking(stop=("never", "said")), verb=verb)
     leave(server, asking("a long story", 490, ignore_eos=True))
-    assert eventually(lambda: metric(server, "llm_active_requests") == 0)
-    assert metric(server, 'llm_requests_total{outcome="cancelled"') == before + 1
-    assert metric(server, "llm_tokens_total") < tokens + 490
-    assert metric(server, "engine_double_stopped_total") == stopped + 1
+    assert eventually(lambda: metric(server, "engine_double_stopped_total") == stopped + 3)
 
 
 def test_streams_of_clients_that_want_only_the_text_end_no_server(server):
