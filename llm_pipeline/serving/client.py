@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ssl
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Self
@@ -26,11 +26,8 @@ from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.serving.completions import (
     COMPLETIONS_PATH,
     CompletionReader,
-    ErrorInAnswer,
     GenerationParameters,
-    NotAnAnswer,
     Piece,
-    flaw_of,
     header_secrets,
     refusal_text,
     request_body,
@@ -86,15 +83,6 @@ class Generation:
     def ok(self) -> bool:
         """Whether the answer is complete and plausible."""
         return not self.error
-
-    def add(self, piece: Piece, seconds: float) -> None:
-        """Take what a chunk brought, and when."""
-        self.text += piece.text
-        self.output_tokens += piece.tokens
-        self.finish_reason = piece.finish_reason
-        self.chunk_seconds.append(seconds)
-        if piece.text and self.first_token_seconds is None:
-            self.first_token_seconds = seconds
 
 
 class GenerationClient:
@@ -173,32 +161,35 @@ class GenerationClient:
 
     async def _ask(self, request: GenerationRequest, *, stream: bool) -> Generation:
         generation, reader, started = Generation(), CompletionReader(self.model, stream=stream), time.perf_counter()
+
+        def note(pieces: Sequence[Piece]) -> None:
+            for piece in pieces:
+                generation.text += piece.text
+                generation.chunk_seconds.append(seconds := time.perf_counter() - started)
+                if piece.text and generation.first_token_seconds is None:
+                    generation.first_token_seconds = seconds
+
         try:
             async with await self._post(request, stream=stream) as answer:
                 generation.status = answer.status
                 if answer.status != HTTPStatus.OK:
                     generation.error = f"HTTP {answer.status}: {refusal_text(await read_body(answer))}"
                 else:
-                    async for data in _events(answer) if stream else _whole(answer):
-                        if piece := reader.read(data):
-                            generation.add(piece, time.perf_counter() - started)
+                    async for received in _bounded(answer):
+                        note(reader.take(received))
+                        if reader.wrong:
+                            break
+                    note(reader.end())
         except TimeoutError:
             generation.late = True
             generation.error = f"no complete answer within {self._timeout.total:g} s"
-        except (ErrorInAnswer, NotAnAnswer) as fault:
-            generation.error = str(fault)
         except NO_ANSWER as error:
             generation.error = f"{type(error).__name__}: {error}"
         generation.total_seconds = time.perf_counter() - started
-        if not generation.error:
-            flaw = flaw_of(
-                generation.output_tokens,
-                generation.finish_reason,
-                most=request.maximum_tokens,
-                ignore_eos=request.ignore_eos,
-                has_text=bool(generation.text) or request.allow_empty,
-            )
-            generation.error = reader.lacks() or (flaw[1] if flaw else "")
+        generation.output_tokens, generation.finish_reason = reader.tokens, reader.finish_reason
+        flaw = reader.flaw(most=request.maximum_tokens, ignore_eos=request.ignore_eos, allow_empty=request.allow_empty)
+        if flaw and not generation.error:
+            generation.error = flaw[1]
         generation.error = shown(generation.error, self._secrets)
         return generation
 
@@ -210,27 +201,14 @@ async def read_body(answer: aiohttp.ClientResponse) -> bytes:
         ValueError: It is longer than `LONGEST_ANSWER_BYTES`; the connection is closed.
         aiohttp.ClientError: It broke off.
     """
-    body = bytearray()
-    async for piece in answer.content.iter_any():
-        body += piece
-        _require_bounded(answer, len(body))
-    return bytes(body)
+    return b"".join([received async for received in _bounded(answer)])
 
 
-async def _whole(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    yield await read_body(answer)
-
-
-async def _events(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+async def _bounded(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     taken = 0
-    async for line in answer.content:
-        taken += len(line)
-        _require_bounded(answer, taken)
-        if line.startswith(b"data:"):
-            yield line[5:]
-
-
-def _require_bounded(answer: aiohttp.ClientResponse, taken: int) -> None:
-    if taken > LONGEST_ANSWER_BYTES:
-        answer.close()
-        raise ValueError(f"the answer has more than {LONGEST_ANSWER_BYTES} bytes")
+    async for received in answer.content.iter_any():
+        taken += len(received)
+        if taken > LONGEST_ANSWER_BYTES:
+            answer.close()
+            raise ValueError(f"the answer has more than {LONGEST_ANSWER_BYTES} bytes")
+        yield received

@@ -2,8 +2,8 @@
 
     body = request_body(GenerationParameters("2+2=", 4), model, stream=True)
     reader = CompletionReader(model, stream=True)
-    pieces = [reader.read(data) for data in events]     # text, tokens, why the answer ended
-    reader.lacks()                                      # what an answer that has ended still needs to be whole
+    pieces = [reader.take(received) for received in body]  # text, tokens, why the answer ended; then reader.end()
+    reader.flaw(most=4, ignore_eos=False)                  # what is wrong with the answer, now that it has ended
 
 Prompts are sent as text to `/v1/completions`: chat templates were applied before, by whoever asks. Beyond OpenAI's own
 fields, requests have `ignore_eos`, which all these servers know, and `continuous_usage_stats` so that each chunk of a
@@ -29,6 +29,8 @@ KEPT_CHARACTERS = 4096
 _SECRET_CHARACTERS = 4
 """Shorter values are no secrets, and would blot out words."""
 
+_FIELDS = (b":", b"event:", b"id:", b"retry:")  # of a stream of events, beside "data:"
+_LONGEST_LINE_BYTES = 1 << 22  # of a stream: far above any chunk
 _MOST_TOKENS = 1_000_000_000
 _END = b"[DONE]"
 _REASONS = {"abort": "cancelled"}
@@ -36,12 +38,14 @@ _CHAT = {"delta", "message"}
 _decode = json.JSONDecoder().decode
 
 
-class ErrorInAnswer(Exception):
-    """The server says, within an answer, that it cannot be used; the message says why."""
+Flaw = Literal["error", "malformed", "cut", "cancelled", "ended", "long", "short", "empty"]
+"""What can be wrong with an answer."""
 
 
-class NotAnAnswer(Exception):
-    """What came is no completion; the message shows its beginning."""
+class _WrongAnswer(Exception):
+    def __init__(self, flaw: Flaw, said: str) -> None:
+        super().__init__(said[:KEPT_CHARACTERS])
+        self.flaw = flaw
 
 
 class Piece(NamedTuple):
@@ -51,13 +55,11 @@ class Piece(NamedTuple):
         text: New text.
         tokens: New tokens, as the server counts them. Below 0 where a count corrects an earlier estimate.
         finish_reason: `length`, `stop`, `cancelled` or another word; empty until the answer ends.
-        input_tokens: Tokens of the prompt; 0 where the chunk does not say.
     """
 
     text: str
     tokens: int
     finish_reason: str
-    input_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -176,48 +178,111 @@ class CompletionReader:
     Args:
         model: The only one whose answer is accepted; None for any.
         stream: The answer comes in chunks.
+
+    Attributes:
+        tokens: Of the answer so far.
+        input_tokens: Of the prompt; 0 until the server says.
+        finish_reason: As in `Piece`.
+        wrong: What makes the answer no answer, and in words; once there is something, no more needs to be read.
     """
 
-    __slots__ = ("_ended", "_model", "_reason", "_stream", "_tokens", "_usage")
+    __slots__ = (
+        *("finish_reason", "input_tokens", "tokens", "wrong"),
+        *("_ended", "_has_text", "_model", "_pending", "_stray", "_stream", "_usage"),
+    )
 
     def __init__(self, model: str | None, *, stream: bool) -> None:
         self._model, self._stream = model, stream
-        self._reason, self._tokens = "", 0
-        self._usage = self._ended = False
+        self.finish_reason, self.tokens, self.input_tokens = "", 0, 0
+        self.wrong: tuple[Flaw, str] | None = None
+        self._pending = self._stray = b""
+        self._usage = self._ended = self._has_text = False
 
-    def read(self, data: bytes) -> Piece | None:
-        """Read the data of one event, or a whole answer; None for an end mark.
+    def take(self, body: bytes) -> list[Piece]:
+        """What the next bytes of the body bring; they may be cut anywhere."""
+        if self._pending:
+            body = self._pending + body
+        if not self._stream:
+            self._pending = body
+            return []
+        *lines, self._pending = body.split(b"\n")
+        pieces = []
+        for line in lines:
+            if line.startswith(b"data:"):
+                if piece := self._read(line[5:]):
+                    pieces.append(piece)
+            elif line and not line.startswith(_FIELDS) and len(self._stray) < KEPT_CHARACTERS:
+                self._stray = (self._stray + b" " + line).strip()  # other text, which may say why there is no answer
+        if len(self._pending) > _LONGEST_LINE_BYTES and not self.wrong:
+            self.wrong = "malformed", f"more than {_LONGEST_LINE_BYTES} bytes without an end"
+        return pieces
 
-        Raises:
-            ErrorInAnswer: It holds an error.
-            NotAnAnswer: It is no completion.
+    def end(self, *, lost: bool = False) -> list[Piece]:
+        """What the end of the body brings; where the connection was lost, what is no whole line counts for nothing."""
+        if lost:
+            self._pending = b""
+        pieces, rest = (self.take(b"\n"), self._stray) if self._stream else ([], self._pending)
+        if not self._stream or (rest and not self.finish_reason and not self.tokens):
+            piece = self._read(rest)  # of a stream, it is none at all: an error in JSON, or a page of a proxy
+            pieces += [piece] if piece else []
+        return pieces
+
+    def flaw(self, *, most: int, ignore_eos: bool, allow_empty: bool = False) -> tuple[Flaw, str] | None:
+        """What is wrong with the answer, now that it has ended, and in words; None for a sound one.
+
+        Args:
+            most: Tokens that were asked for.
+            ignore_eos: Exactly so many were.
+            allow_empty: It needs no text.
         """
-        if self._ended:
-            raise _not_an_answer(data)
-        if self._stream and data.strip() == _END:
-            self._ended = True
+        tokens, reason = self.tokens, self.finish_reason
+        if self.wrong:
+            return self.wrong
+        if not reason:
+            said = f"; the server said: {self._stray.decode(errors='replace')}" if self._stray else ""
+            return "cut", f"the final chunk is missing after {tokens} tokens{said}"
+        if not self._usage:
+            return "cut", "the answer has no usage: how many tokens it has is not known"
+        if self._stream and not self._ended:
+            return "cut", "the stream's end mark [DONE] is missing"
+        if reason not in ("length", "stop"):
+            flaw: Flaw = "cancelled" if reason == "cancelled" else "ended"
+            return flaw, f"the server ended the answer after {tokens} tokens: {reason}"
+        if tokens > most:
+            return "long", f"{tokens} tokens came, {most} were asked for"
+        if tokens < most and (ignore_eos or reason == "length"):
+            why = ": the server does not keep ignore_eos" if reason == "stop" else ""
+            return "short", f"only {tokens} of {most} tokens came{why}"
+        return None if self._has_text or allow_empty else ("empty", f"{tokens} tokens came, without any text")
+
+    def _read(self, data: bytes) -> Piece | None:
+        """Read the data of one event, or a whole answer; None for an end mark, or what is wrong."""
+        if self.wrong:
             return None
-        chunk = _decoded(data)
         try:
+            if self._stream and not self._ended and data.strip() == _END:
+                self._ended = True
+                return None
+            chunk = _decoded(data)
+            if self._ended:
+                raise _not_an_answer(data)
             self._require_model(chunk["model"])
             text = self._choice(chunk["choices"])
-            tokens, input_tokens = self._count(chunk.get("usage"), text)
+            tokens = self._count(chunk.get("usage"), text)
+        except _WrongAnswer as wrong:
+            self.wrong = wrong.flaw, str(wrong)
+            return None
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
-            raise _not_an_answer(data) from None
-        return Piece(text, tokens, self._reason, input_tokens)
-
-    def lacks(self) -> str:
-        """What an answer without errors still lacks once it has ended; empty when it is whole."""
-        if not self._reason:
-            return ""  # the caller says that the answer has no end
-        if not self._usage:
-            return "the answer has no usage: how many tokens it has is not known"
-        return "" if self._ended or not self._stream else "the stream's end mark [DONE] is missing"
+            self.wrong = "malformed", str(_not_an_answer(data))
+            return None
+        if text:
+            self._has_text = True
+        return Piece(text, tokens, self.finish_reason)
 
     def _require_model(self, name: Any) -> None:
         if self._model is not None and name != self._model:
             shown = str(name)[:SHOWN_CHARACTERS]
-            raise ErrorInAnswer(f"the model {shown!r} answered, and {self._model!r} was asked")
+            raise _WrongAnswer("error", f"the model {shown!r} answered, and {self._model!r} was asked")
 
     def _choice(self, choices: list[Any]) -> str:
         """The text of the only choice; empty for a chunk that has usage or the finish reason alone."""
@@ -230,19 +295,19 @@ class CompletionReader:
         if not isinstance(text, str) or not isinstance(reason, str | None):
             raise TypeError("a completion has text")
         if reason:
-            self._reason = _REASONS.get(reason, reason)
+            self.finish_reason = _REASONS.get(reason, reason)
         return text
 
-    def _count(self, usage: Any, text: str) -> tuple[int, int]:
-        """New tokens, and those of the prompt."""
+    def _count(self, usage: Any, text: str) -> int:
+        """New tokens."""
+        before = self.tokens
         if usage is None:
-            new = 1 if text else 0
-            self._tokens += new
-            return new, 0
-        self._usage = True
-        total, before = _count(usage["completion_tokens"]), self._tokens
-        self._tokens = total
-        return total - before, _count(usage.get("prompt_tokens", 0))
+            self.tokens += bool(text)
+        else:
+            self._usage = True
+            self.tokens = _count(usage["completion_tokens"])
+            self.input_tokens = max(self.input_tokens, _count(usage.get("prompt_tokens", 0)))
+        return self.tokens - before
 
 
 def _decoded(data: bytes) -> dict[str, Any]:
@@ -253,12 +318,12 @@ def _decoded(data: bytes) -> dict[str, Any]:
     if not isinstance(chunk, dict):
         raise _not_an_answer(data)
     if "error" in chunk:
-        raise ErrorInAnswer(_error_text(chunk["error"] or "an error without a message")[:KEPT_CHARACTERS])
+        raise _WrongAnswer("error", _error_text(chunk["error"] or "an error without a message"))
     return chunk
 
 
-def _not_an_answer(data: bytes) -> NotAnAnswer:
-    return NotAnAnswer(f"not an answer from the model: {data[:KEPT_CHARACTERS]!r}")
+def _not_an_answer(data: bytes) -> _WrongAnswer:
+    return _WrongAnswer("malformed", f"not an answer from the model: {data[:KEPT_CHARACTERS]!r}")
 
 
 def _count(value: Any) -> int:
@@ -291,33 +356,6 @@ def reason_in(document: Any) -> str:
         return ""
     found = document.get("error") or document.get("message") or document.get("detail")
     return _error_text(found) if found else ""
-
-
-Flaw = Literal["cut", "cancelled", "ended", "long", "short", "empty"]
-"""What can be wrong with an answer that has ended without an error."""
-
-
-def flaw_of(tokens: int, finish_reason: str, *, most: int, ignore_eos: bool, has_text: bool) -> tuple[Flaw, str] | None:
-    """What is wrong with an answer that has ended without an error, and in words; None for a sound one.
-
-    Args:
-        tokens: How many came, as the server counts them.
-        finish_reason: Of its last chunk; empty when the final chunk is missing.
-        most: Tokens that were asked for.
-        ignore_eos: Exactly so many were.
-        has_text: Whether any text came, or needs to.
-    """
-    if not finish_reason:
-        return "cut", f"the final chunk is missing after {tokens} tokens"
-    if finish_reason not in ("length", "stop"):
-        flaw: Flaw = "cancelled" if finish_reason == "cancelled" else "ended"
-        return flaw, f"the server ended the answer after {tokens} tokens: {finish_reason}"
-    if tokens > most:
-        return "long", f"{tokens} tokens came, {most} were asked for"
-    if tokens < most and (ignore_eos or finish_reason == "length"):
-        why = ": the server does not keep ignore_eos" if finish_reason == "stop" else ""
-        return "short", f"only {tokens} of {most} tokens came{why}"
-    return None if has_text else ("empty", f"{tokens} tokens came, without any text")
 
 
 def header_secrets(headers: Mapping[str, str]) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ def test_a_whole_answer_is_the_same_however_its_bytes_are_cut():
         answer = answer_to()
         pieces = [body[start : start + size] for start in range(0, len(body), size)]
         assert judged(answer, *pieces) is Fault.NONE
-        assert answer.output_tokens == 3
+        assert answer.reader.tokens == 3
     assert answer.longest_gap == 0.0, "three events of one packet came at one moment"
 
 
@@ -57,7 +57,7 @@ def test_the_first_token_is_the_first_chunk_with_text():
     bodies = [event("", 0), event("", 1), event("word", 2), event(" more", 3), event("", 4, "length")]
     assert math.isnan(answer.first_text_at)
     assert judged(answer, *bodies, b"data: " + usage + b"\n\n", DONE) is Fault.NONE
-    assert (answer.output_tokens, answer.input_tokens) == (4, 7)
+    assert (answer.reader.tokens, answer.reader.input_tokens) == (4, 7)
     assert answer.first_text_at == 104.0
     assert answer.last_text_at == 105.0, "the end of the answer brought no text"
     assert answer.longest_gap == 1.0, "a chunk that brings nothing neither begins nor ends a silence"
