@@ -15,9 +15,7 @@ from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.canary.record import CanaryJournal, Phase, canary_record_name
 from llm_pipeline.cli import main
 from llm_pipeline.config.store import Signing
-from llm_pipeline.inspection.listing import LISTINGS
-from llm_pipeline.inspection.showing import ArtifactView, show
-from llm_pipeline.inspection.verification import verify_reference
+from llm_pipeline.inspection.showing import show
 from llm_pipeline.release.record import release_record_name
 from llm_pipeline.store.place_state import PauseRequest, edit_place
 from llm_pipeline.store.references import resolve_reference
@@ -286,16 +284,3 @@ class TestComparing:
         assert run("diff", FIRST, FIRST)[1] == f"{FIRST} -> {FIRST}: the same\n"
         code, _, error = run("diff", FIRST, str(ref_of(history, FIRST, "checkpoint")))
         assert (code, "different kinds" in error) == (4, True)
-
-
-def test_a_store_in_s3_is_looked_into_in_the_same_way(s3, tmp_path):
-    config = {"uri": f"s3://{s3.bucket()}/all", "endpoint": s3.endpoint, "cache": str(tmp_path / "cache")}
-    history = History(tmp_path, config)
-    release_id = history.resolve(1)
-    ref = history.stage(release_id, "download", produces=("checkpoint",)).artifacts["checkpoint"]
-    assert ref in [row.artifact for row in LISTINGS["artifacts"](history.store)]
-    view = show(history.deployment.store, resolve_reference(history.store, f"checkpoint/{ref.digest[:8]}"))
-    assert isinstance(view, ArtifactView)
-    assert (view.signature, view.users) == ("none", (f"{release_id}: download checkpoint",))
-    verified = list(verify_reference(history.store, resolve_reference(history.store, release_id)))
-    assert [one.problems for one in verified] == [(), ()]

@@ -7,8 +7,6 @@ import io
 import os
 import subprocess
 import sys
-import threading
-import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -218,23 +216,3 @@ def test_of_two_that_ask_at_the_same_moment_one_waits(store, monkeypatch):
     monkeypatch.setattr(store, "read_document", interrupted)
     assert claim(store, 2).ask().party.run_id == "run-1"
     assert holder(store) == "run-1"
-
-
-def test_threads_with_a_real_store_are_never_two_at_once(store):
-    inside, most = [], []
-
-    def run(number: int) -> None:
-        for turn in range(6):
-            with claim(store, number, party=LocalProcess.here()).held(poll_seconds=0.002):
-                inside.append(turn)
-                most.append(len(inside))
-                time.sleep(0.001)
-                inside.pop()
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert most == [1] * 24
-    assert read_claim(store, MODEL) == ClaimState()

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from llm_pipeline.base.entry import entry_point
 from llm_pipeline.base.errors import (
     RUNBOOKS_VARIABLE,
     ConfigError,
@@ -98,14 +97,3 @@ def test_an_error_of_a_stages_process_keeps_its_runbook() -> None:
     remote = from_document(StageOutOfTime("stopped").to_document())
     assert (type(remote).__name__, remote.kind) == ("RemoteStageTransient", "StageOutOfTime")
     assert from_document(remote.to_document()).kind == "StageOutOfTime"
-
-
-def test_a_command_ends_with_the_runbook(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(RUNBOOKS_VARIABLE, raising=False)
-
-    @entry_point
-    def main() -> None:
-        raise ConfigError("no such key")
-
-    main()
-    assert capsys.readouterr().err == "error: no such key (docs/runbooks.md#configerror)\n"

@@ -30,7 +30,7 @@ from llm_pipeline.config.release import ReleaseConfig
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.documents import DamagedDocument
 
-LOCAL_POLL_SECONDS = 2.0
+_POLL_SECONDS = 2.0
 RENEWED_EVERY = timedelta(minutes=5)
 
 _CLAIMS = "claims"
@@ -259,7 +259,7 @@ class ReleaseClaim:
         return held
 
     @contextmanager
-    def held(self, poll_seconds: float = LOCAL_POLL_SECONDS) -> Iterator[None]:
+    def held(self) -> Iterator[None]:
         """Wait for the claim, hold it in the `with` block, and give it back."""
         ended = threading.Event()
         renewing = threading.Thread(target=self._renew_until, args=(ended,), name="claim", daemon=True)
@@ -269,7 +269,7 @@ class ReleaseClaim:
                 if other.party != told:
                     log.info(self.waiting_for(other))
                     told = other.party
-                time.sleep(poll_seconds)
+                time.sleep(_POLL_SECONDS)
             renewing.start()
             try:
                 yield
