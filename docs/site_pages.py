@@ -51,7 +51,7 @@ _REPOSITORY_PATHS = {on_site: path for path, on_site in BESIDE.items()}
 _LINK = re.compile(r"(\]\()([^)\s:#]+)((?:#[^)\s]*)?\))")
 _FENCE = re.compile(r"^( *```\w+) [^\n]*$", re.MULTILINE)
 _ITEM = re.compile(r"(?:[-*]|\d+\.) +")
-_METRICS = re.compile(r'family\(\s*name="(\w+)", description="([^"]+)", kind=family\.(\w+)')
+_METRICS = re.compile(r'_metrics\(\s*"(\w+)",\s*"([^"]+)",[^)]*?(gauge=True)?\s*\)')
 
 
 # What MkDocs calls ----------------------------------------------------------------------------------------------------
@@ -164,7 +164,10 @@ def exit_codes_page() -> str:
 def metrics_page() -> str:
     """The metrics that our served models export, from their source."""
     source = (ROOT / "llm_pipeline/serving/models/served_model.py").read_text()
-    rows = [f"| `{name}` | {kind.lower()} | {meaning} |" for name, meaning, kind in _METRICS.findall(source)]
+    rows = [
+        f"| `{name}` | {'gauge' if gauge else 'counter'} | {meaning} |"
+        for name, meaning, gauge in _METRICS.findall(source)
+    ]
     return "\n".join([
         "# Metrics",
         "",

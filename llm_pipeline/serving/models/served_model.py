@@ -103,8 +103,9 @@ class Metrics:
 
     def show_kv_cache(self, instance: str) -> None:
         """Add the gauge `llm_kv_cache_usage` of this instance, for engines that report their usage."""
-        words = "KV cache in use at the last step, 0 to 1"
-        (self._kv_cache,) = _metrics("llm_kv_cache_usage", words, {"instance": instance}, gauge=True)
+        (self._kv_cache,) = _metrics(
+            "llm_kv_cache_usage", "KV cache in use at the last step, 0 to 1", {"instance": instance}, gauge=True
+        )
 
     def show_engine(self, instance: str) -> None:
         """Add `llm_waiting_requests` and the counters of this instance, too."""
