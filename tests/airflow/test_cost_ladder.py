@@ -99,7 +99,8 @@ def test_a_candidate_that_fails_is_left_out_and_one_whose_recipe_failed_is_not_t
     assert "build cpu-a:large:kv failed, the next one is tried" in caplog.text
     flow = flow_of(project)
     assert flow.chosen_recipe("cpu-a") == "large"
-    assert "large with kv failed: build failed: ConfigError: the test asked for" in flow.result("choose", "cpu-a").judgement.summary
+    chosen = flow.result("choose", "cpu-a").judgement
+    assert "large with kv failed: build failed: ConfigError: the test asked for" in chosen.summary
     assert flow.result("choose", "cpu-b").metrics["recipe"] is None
     stopped = {subject for stage, subject in in_process.ran if stage == "staging_down"}
     assert stopped == {"cpu-a:large", "cpu-b:large", "cpu-a"}
