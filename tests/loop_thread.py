@@ -20,9 +20,17 @@ class LoopThread:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.await_(self._end_all())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    async def _end_all(self) -> None:
+        """End what still waits, for clients that hang on."""
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
     def await_(self, work: Coroutine[Any, Any, Any]) -> Any:
         """What the loop's work gives."""

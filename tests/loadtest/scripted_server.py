@@ -50,16 +50,6 @@ class ScriptedServer(LoopThread):
         self.url = f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.await_(self._end_all())
-        super().__exit__()
-
-    async def _end_all(self) -> None:
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
-
     async def _listen(self) -> asyncio.Server:
         self._engine = asyncio.Lock()
         return await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
