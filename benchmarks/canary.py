@@ -44,12 +44,12 @@ from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.statistics.eprocess import (
     FACTORS,
     Bets,
+    Variation,
     gained_by_odds,
     mean_of_exponentials,
     sums_of_odds,
     tempered,
 )
-from llm_pipeline.statistics.variation import Variation
 
 Ints = NDArray[np.int64]
 Numbers = NDArray[np.float64]

@@ -22,12 +22,12 @@ from llm_pipeline.statistics.eprocess import (
     Logs,
     OddsSums,
     SplitTest,
+    Variation,
     gained_by_level,
     gained_by_odds,
     sums_of_level,
     sums_of_odds,
 )
-from llm_pipeline.statistics.variation import Variation
 
 LAST_SHARE = 0.95
 """From here on a step leaves too little to stable to compare with it alone."""

@@ -33,7 +33,7 @@ from llm_pipeline.canary.access_log import ObservedRequest
 from llm_pipeline.canary.router import SlotName, TrafficRouter, other_slot
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.config.router_place import MetricSource, MetricSourceModel, RouterPlace
-from llm_pipeline.statistics.variation import Variation
+from llm_pipeline.statistics.eprocess import Variation
 
 
 class SourceDown(Transient):

@@ -14,7 +14,7 @@ from llm_pipeline.canary.analysis import AnalysisState, begin, begin_step, obser
 from llm_pipeline.canary.evidence import Outcome, StepDecision, decide
 from llm_pipeline.canary.metrics import BothCounts, Counts, Window, fix_thresholds
 from llm_pipeline.config.policy import CanaryPolicy
-from llm_pipeline.statistics.variation import Variation
+from llm_pipeline.statistics.eprocess import Variation
 
 POLICY = CanaryPolicy(minimum_bake_seconds=60, maximum_bake_seconds=600, minimum_requests=20)
 

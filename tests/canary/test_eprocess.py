@@ -9,12 +9,12 @@ from llm_pipeline.statistics.eprocess import (
     FACTORS,
     Bets,
     SplitTest,
+    Variation,
     gained_by_level,
     gained_by_odds,
     mean_of_exponentials,
     sums_of_odds,
 )
-from llm_pipeline.statistics.variation import Variation
 
 Blocks = list[tuple[int, int, int, int]]
 
