@@ -333,7 +333,7 @@ class LocalRun:
         step = step_named(request.stage)
         if step is not None and step.effect is Effect.PRODUCTION:
             place = self._loaded.places[target_of(request.subject)]
-            tell_canary(self._store, self._deployment, place, result.release_id)
+            tell_canary(self._deployment, place, result.release_id)
         if step is not None and step.name == "report":
             keep_run(self._store, self._deployment, result.release_id)
 

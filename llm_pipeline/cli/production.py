@@ -201,7 +201,7 @@ def _stop(options: argparse.Namespace) -> int:
         write_lines([f"{place}: stopped {', '.join(done)}" if done else f"{place}: nothing ran, nothing was stopped"])
         write_lines(_left_alone(store, place))
     for place in places:
-        tell_canary(store, deployment, place)
+        tell_canary(deployment, place)
     return ExitCode.GO
 
 
@@ -297,7 +297,7 @@ def _guard(options: argparse.Namespace) -> int:
     write_lines([f"{named_deployment(deployment.name, store.uri)}, places {', '.join(deployment.places) or 'none'}"])
     actions = guard_once(store, deployment)
     for place in deployment.places:
-        tell_canary(store, deployment, place)
+        tell_canary(deployment, place)
     for action in actions:
         write_lines([f"{action.gpu_target}  {action.release_id}  {action.what}: {action.detail}"])
     if not actions:
@@ -322,7 +322,7 @@ def _roll_back(options: argparse.Namespace) -> int:
         return ExitCode.GO
     place = place_with_router(store, deployment, options.model_id, target)
     production = roll_back(place, by=by, leaving=options.leaving).production
-    tell_canary(store, deployment, target)
+    tell_canary(deployment, target)
     serving = f"{production.release_id} serves in {production.slot}" if production else "nothing serves"
     sys.stdout.write(f"{options.model_id} on {target}: {serving}\n")
     return ExitCode.GO

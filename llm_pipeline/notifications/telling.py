@@ -16,7 +16,8 @@ from llm_pipeline.canary.record import read_events
 from llm_pipeline.config.deployment import SEVERITIES, Channel, Deployment, Severity
 from llm_pipeline.notifications.event import Event, Origin, of_canary, plain
 from llm_pipeline.notifications.mlflow_run import keep_in_mlflow
-from llm_pipeline.store.artifact_store import ArtifactStore, Conflict
+from llm_pipeline.store import ArtifactStore, open_store
+from llm_pipeline.store.artifact_store import Conflict
 from llm_pipeline.store.place_state import read_place
 
 log = get_logger(__name__)
@@ -46,29 +47,21 @@ def tell(deployment: Deployment, events: Iterable[Event]) -> None:
             _send(channel, services_of(channel), told)
 
 
-def tell_canary(
-    store: ArtifactStore,
-    deployment: Deployment,
-    place: str,
-    release_id: str = "",
-    *,
-    link: str = "",
-) -> None:
+def tell_canary(deployment: Deployment, place: str, release_id: str = "", *, link: str = "") -> None:
     """Tell people the events of a place's canary that nobody has told yet; see `tell`.
 
     How far each channel was told is a document in the store, written before the events are sent: of several who look,
     one tells. Whoever has no secret of a channel leaves its events to the others.
 
     Args:
-        store: The deployment's.
-        deployment: Who is to be told.
+        deployment: Who is to be told, and the store that holds the canary's record.
         place: The place's name.
         release_id: The release on trial; that which is, or was last, by default.
         link: A page about the release.
     """
     for channel_name, channel in deployment.notifications.items():
         with contained(f"telling {channel_name} of the canary at {place}"):
-            services = services_of(channel)
+            services, store = services_of(channel), open_store(deployment.store)
             on_trial = release_id or read_place(store, place).on_trial
             if not services or not on_trial:
                 continue

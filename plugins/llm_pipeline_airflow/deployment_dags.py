@@ -26,6 +26,7 @@ from llm_pipeline.canary.record import Phase, latest_canary
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import each_file_read_once
 from llm_pipeline.notifications.event import verified
+from llm_pipeline.notifications.telling import tell_canary
 from llm_pipeline.release.loading import LoadedRelease, load_release
 from llm_pipeline.runners.stage_environment import command_environment
 from llm_pipeline.store import ArtifactStore, open_store
@@ -34,7 +35,6 @@ from llm_pipeline_airflow.assets import ROLLBACKS, tell_rollback
 from llm_pipeline_airflow.connections import deployment_with_secrets
 from llm_pipeline_airflow.dag_options import cron_timetable, dag_tags, documentation, task_defaults
 from llm_pipeline_airflow.faults import Refused, contained, get_logger, refused
-from llm_pipeline_airflow.notifications import tell_canary
 from llm_pipeline_airflow.placement import placement_of_targets
 from llm_pipeline_airflow.settings import release_configs
 

@@ -27,16 +27,6 @@ Happened = Literal["done", "failed", "retried", "asked"]
 log = get_logger(__name__)
 
 
-def tell_canary(deployment: Deployment, target: str, release_id: str = "", *, link: str = "") -> None:
-    """Tell people what they were not told yet of a place's canary; nothing that goes wrong here reaches the caller."""
-    from llm_pipeline.notifications import telling
-    from llm_pipeline.store import open_store
-
-    with telling.contained("reading a canary's events"):
-        store = open_store(deployment.store)
-        telling.tell_canary(store, deployment, target, release_id, link=link)
-
-
 class ReleaseNotifier(BaseNotifier):
     """Tells what a task of our DAGs did, from its result or its error; it never fails the task.
 

@@ -31,9 +31,9 @@ def told(monkeypatch):
         yield found
 
 
-def deployment(**channels):
+def deployment(store=None, **channels):
     channels = channels or {"chat": {"variable": "CHAT_URL"}}
-    return SimpleNamespace(name="here", notifications=READ(channels))
+    return SimpleNamespace(name="here", store=store and store.uri, notifications=READ(channels))
 
 
 def event(kind: EventKind, number: int = 1, summary: str = "it happened") -> CanaryEvent:
@@ -52,7 +52,7 @@ def happened(store, *kinds: EventKind) -> None:
 def test_each_event_of_a_canary_is_told_once_however_often_it_is_looked_at(store, told):
     for kinds in (STORY[:2], STORY[:2], STORY, STORY):
         happened(store, *kinds)
-        tell_canary(store, deployment(), "cpu-a", "tiny-1")
+        tell_canary(deployment(store), "cpu-a", "tiny-1")
     assert told.titles == [f"Canary of tiny-1 on cpu-a: {kind.value}" for kind in STORY]
     assert [message["type"] for message in told.messages] == ["info", "info", "info", "warning", "failure"]
     assert "Candidate's share: 5 %" in told.messages[0]["message"]
@@ -61,17 +61,17 @@ def test_each_event_of_a_canary_is_told_once_however_often_it_is_looked_at(store
 def test_whoever_cannot_send_on_a_channel_leaves_its_events_to_whoever_can(store, told, monkeypatch):
     """The commands that Airflow's workers run get no channel's secret at all."""
     happened(store, *STORY[:2])
-    both = deployment(chat={"variable": "CHAT_URL"}, pager={"variable": "PAGER_URL"})
-    tell_canary(store, both, "cpu-a", "tiny-1")
+    both = deployment(store, chat={"variable": "CHAT_URL"}, pager={"variable": "PAGER_URL"})
+    tell_canary(both, "cpu-a", "tiny-1")
     assert len(told.messages) == 2
     monkeypatch.delenv("CHAT_URL")
     happened(store, *STORY[:3])
-    tell_canary(store, both, "cpu-a", "tiny-1")
+    tell_canary(both, "cpu-a", "tiny-1")
     assert len(told.messages) == 2
     monkeypatch.setenv("CHAT_URL", told.url)
     monkeypatch.setenv("PAGER_URL", told.url)
     for _ in range(2):
-        tell_canary(store, both, "cpu-a", "tiny-1")
+        tell_canary(both, "cpu-a", "tiny-1")
     assert len(told.messages) == 2 + 1 + 3
 
 
@@ -96,7 +96,7 @@ def test_a_service_that_refuses_and_a_damaged_record_reach_nobody_who_drives_a_c
     tell(deployment(), [EVENT])
     assert "sending by chat failed" in caplog.text
     store.write_document("releases/tiny-2/canary-cpu-a.json", {"not": "a record"}, None)
-    tell_canary(store, deployment(), "cpu-a", "tiny-2")
+    tell_canary(deployment(store), "cpu-a", "tiny-2")
     assert "telling chat of the canary at cpu-a failed" in caplog.text
     assert told.messages == []
 
