@@ -7,11 +7,11 @@ import pickle
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi, snapshot_download
+from waiting import until
 
 from llm_pipeline.base.digest import sha256_bytes
 from llm_pipeline.base.errors import ConfigError, IntegrityError, Transient
@@ -122,9 +122,7 @@ def test_killed_while_it_sends_it_goes_on_and_nothing_was_to_be_seen_of_it(
     (asked := tmp_path / "asked.pickle").write_bytes(pickle.dumps(files))
     command = [sys.executable, "-c", PUSH, str(asked), local_hub.endpoint, TOKEN_VARIABLE, REPOSITORY, MARKER]
     process = subprocess.Popen(command, env=os.environ | {TOKEN_VARIABLE: TOKEN})
-    deadline = time.monotonic() + 120
-    while not requests(local_hub, "POST", "/objects/verify") and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: requests(local_hub, "POST", "/objects/verify"))
     process.send_signal(signal.SIGKILL)
     assert process.wait(60) == -signal.SIGKILL
     seen = HfApi(endpoint=local_hub.endpoint, token=TOKEN).list_repo_files(REPOSITORY)

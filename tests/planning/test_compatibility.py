@@ -66,8 +66,6 @@ def search(*formats: str) -> dict[str, Any]:
          "weights: fp8, kv_cache: fp8, tensorrt_llm_checkpoint: true"),
         (cpu_target(engine="tensorrt_llm_llmapi"), "fp8", "none", "", "engine: openvino_cpu"),
         (cpu_target(), "nvfp4", "none", "needs CUDA to quantize", "weights: int4_awq"),
-        (cpu_target(), "nvfp4_awq", "none", "needs CUDA to quantize", "weights: int4_awq"),
-        (cpu_target(), "mxfp4", "none", "needs CUDA to quantize", "weights: int4_awq"),
         (cpu_target(), "int8_smoothquant", "nvfp4", "", "kv_cache: fp8"),
         (cpu_target(engine="vllm"), "fp8", "none", "", "openvino_cpu"),
         (cpu_target(engine="vllm"), "none", "none", "", "runtime.kv_cache.free_memory_fraction: 0.4"),

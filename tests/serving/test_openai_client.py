@@ -71,7 +71,7 @@ FAULTS = {
     "empty": "without any text",
     "redirect": "HTTP 307",
     "overloaded": "HTTP 503: too many requests",
-    "html": "not an answer from the model|final chunk is missing",
+    "html": "not an answer from the model",
     "chat": "not an answer from the model|final chunk is missing",
     "nothing": "not an answer from the model|final chunk is missing",
 }

@@ -30,6 +30,9 @@ def test_it_answers_once_the_server_is_ready_and_ends_with_it(slot):
     server = slot.start()
     assert models(slot) == ["toy"]
     assert server.ready
+    os.killpg(pid_of(slot), signal.SIGSTOP)
+    assert not server.ready, "it is ready with its API only"
+    os.killpg(pid_of(slot), signal.SIGCONT)
     slot.stop()
     assert not has_ended(slot.state)
     with pytest.raises(OSError):
@@ -54,13 +57,6 @@ def test_a_worker_that_is_killed_is_started_again_and_who_asks_meanwhile_waits(s
     assert models(slot) == ["toy"]
     assert server.ready
     assert not worker.is_running()
-
-
-def test_its_server_is_ready_with_it_only(slot):
-    server = slot.start()
-    os.killpg(pid_of(slot), signal.SIGSTOP)
-    assert not server.ready
-    os.killpg(pid_of(slot), signal.SIGCONT)
 
 
 def test_what_keeps_it_from_starting_is_the_servers_failure(slot):

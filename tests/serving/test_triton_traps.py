@@ -8,12 +8,12 @@ first stream needs, `../loadtest/test_faulty_servers.py`), numpy 2 (`test_triton
 import asyncio
 import base64
 import json
-import time
 from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
 from faulty_server import MODEL_PYTHON, TRITON_HOME, FaultyServer, faulty_server
+from waiting import until
 
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import StagingPolicy
@@ -86,11 +86,9 @@ def generate(served: FaultyServer, *requests: GenerationRequest) -> list[Generat
 
 def cancelled(served: FaultyServer, leave: Callable[[], None]) -> float:
     """How many requests ended as cancelled, once all have ended, after a client has left."""
-    before, deadline = metric(served, "llm_requests_total", '"cancelled"'), time.monotonic() + 60
+    before = metric(served, "llm_requests_total", '"cancelled"')
     leave()
-    while metric(served, "llm_active_requests") and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert metric(served, "llm_active_requests") == 0
+    until(lambda: metric(served, "llm_active_requests") == 0)
     return metric(served, "llm_requests_total", '"cancelled"') - before
 
 

@@ -6,7 +6,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +16,7 @@ pytest.importorskip("transformers")
 
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
+from waiting import until
 
 from llm_pipeline.serving.models import vllm_batcher
 from llm_pipeline.serving.models.vllm_batcher import Batcher, Settings
@@ -125,14 +125,16 @@ def test_a_tokenizer_that_does_not_load_leaves_no_process(checkpoint, monkeypatc
     assert [process.poll() is not None for process in started] == [True]
 
 
+def has_ended(batcher):
+    batcher.outputs(0.1)
+    return not batcher.is_running
+
+
 def test_an_engine_that_died_is_started_again_and_nothing_of_it_is_left(batcher):
     before = processes(batcher)
     assert len(before) == 3
     batcher.submit("deadly", [13], 2)
-    deadline = time.monotonic() + 60
-    while batcher.is_running:
-        batcher.outputs(0.1)
-        assert time.monotonic() < deadline
+    until(lambda: has_ended(batcher))
     batcher.start()
     assert batcher.is_running
     assert alive(before) == []
@@ -145,10 +147,7 @@ def test_a_worker_that_dies_ends_the_engine_at_once_though_vllm_says_nothing(bat
     (worker,) = (one for one in before if "VLLM::Worker_TP1" in one.cmdline())
     batcher.submit("long", [1], 100_000, ignore_eos=True)
     worker.kill()
-    deadline = time.monotonic() + 30  # a busy machine's: it takes milliseconds
-    while batcher.is_running:
-        batcher.outputs(0.1)
-        assert time.monotonic() < deadline
+    until(lambda: has_ended(batcher))
     batcher.start()
     assert alive(before) == []
 
@@ -176,10 +175,7 @@ def test_no_engine_outlives_whoever_started_it(checkpoint, tmp_path):
         [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(DOUBLE)}, stdout=subprocess.PIPE, check=False
     )
     group = int(ended.stdout)
-    deadline = time.monotonic() + 60
-    while in_group(group):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: not in_group(group))
 
 
 @pytest.mark.parametrize(

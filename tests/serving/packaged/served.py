@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -70,11 +69,3 @@ def settled(server: RunningServer, name: str, seconds: float = 0.3) -> float:
         if (now := metric(server, name)) == before:
             return now
         before = now
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 120.0) -> bool:
-    """Whether a condition becomes true in time."""
-    deadline = time.monotonic() + seconds
-    while not (holds := condition()) and time.monotonic() < deadline:  # asked again, it may no longer hold
-        time.sleep(0.05)
-    return holds

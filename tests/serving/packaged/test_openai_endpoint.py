@@ -17,7 +17,8 @@ from pathlib import Path
 import httpx
 import pytest
 from free_ports import free_ports
-from served import cpu_target, eventually, metric
+from served import cpu_target, metric
+from waiting import until
 
 pytest.importorskip("tritonclient")
 openai = pytest.importorskip("openai")
@@ -26,6 +27,7 @@ import tokenizers
 from llm_pipeline.artifacts.endpoint_description import EndpointDescription
 from llm_pipeline.artifacts.engine_description import EngineDescription
 from llm_pipeline.artifacts.model_rules import ChatFormat, SamplingDefaults
+from llm_pipeline.base.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -71,7 +73,7 @@ def serving(version: Path, grpc: str, *options: str, log: Path):
         )
     url = f"http://127.0.0.1:{port}"
     try:
-        assert eventually(lambda: get(url + "/health")[0] in {200, 503}), log.read_text()
+        assert wait_until(lambda: get(url + "/health")[0] in {200, 503}, 120), log.read_text()
         yield url, process
     finally:
         process.send_signal(signal.SIGTERM)
@@ -301,10 +303,10 @@ def test_a_client_that_leaves_ends_its_request(client, triton, url):
         stream.close()
         with contextlib.suppress(openai.APITimeoutError):
             complete(client, ["the cat"] * 8, timeout=0.05, **long)
-        assert eventually(lambda: metric(triton, "llm_active_requests") == 0, 60)
+        until(lambda: metric(triton, "llm_active_requests") == 0, 60)
         return metric(triton, 'llm_requests_total{outcome="cancelled"') >= before + 2
 
-    assert eventually(noticed, 30)
+    until(noticed, 30)
 
 
 @pytest.mark.parametrize(
@@ -385,7 +387,7 @@ def test_a_full_queue_is_told_to_come_again(url):
         refused.extend(answer for answer in asyncio.run(flood()) if isinstance(answer, BaseException))
         return bool(refused)
 
-    assert eventually(is_full, 60)
+    until(is_full, 60)
     assert {type(answer) for answer in refused} == {openai.RateLimitError}
     assert {answer.response.headers["retry-after"] for answer in refused} == {"1"}
 

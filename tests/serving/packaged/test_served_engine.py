@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from served import ask, eventually, leave, metric, post, stop
+from served import ask, leave, metric, post, stop
+from waiting import until
 
 pytest.importorskip("tritonclient")
 
@@ -38,7 +39,9 @@ ANSWERS = {
     "characters": "é 日本 😀 done",
     "a long story": "so it went on and on " * 60,
 }
-GOLDEN = [GoldenPrompt(prompt="which colour?", completion=ANSWERS["which colour?"], maximum_tokens=40)] * 20
+GOLDEN = [
+    GoldenPrompt(prompt=one, completion=ANSWERS[one], maximum_tokens=40) for one in ("which colour?", "characters") * 10
+]
 
 
 @pytest.fixture(scope="module")
@@ -108,16 +111,8 @@ def test_the_golden_prompts_and_every_other_probe_pass(either):
     assert judgement.verdict == "GO", judgement
 
 
-def test_a_streamed_answer_is_the_whole_answer_in_pieces(either):
-    for prompt, text in list(ANSWERS.items())[:2]:
-        whole, pieces = ask(either, asking(prompt)), ask(either, asking(prompt), verb="stream")
-        assert whole.text == pieces.text == text
-        assert whole.output_tokens == pieces.output_tokens
-        assert (whole.finish_reason, pieces.finish_reason) == ("stop", "stop")
-        assert len(pieces.chunk_seconds) > 5
-
-
 def test_an_answer_ends_at_its_limit_or_before_its_stop_word(either):
+    assert len(ask(either, asking(), verb="stream").chunk_seconds) > 5
     limited = ask(either, asking(maximum_tokens=8))
     assert (limited.text, limited.output_tokens, limited.finish_reason) == ("The moon", 8, "length")
     for verb in ("generate", "stream"):
@@ -145,7 +140,7 @@ def test_a_client_that_leaves_frees_its_place(either):
     before, tokens = metric(either, 'llm_requests_total{outcome="cancelled"'), metric(either, "llm_tokens_total")
 
     leave(either, asking("a long story", 490, ignore_eos=True))
-    assert eventually(lambda: metric(either, "llm_active_requests") == 0)
+    until(lambda: metric(either, "llm_active_requests") == 0)
     assert metric(either, 'llm_requests_total{outcome="cancelled"') == before + 1
     assert metric(either, "llm_tokens_total") < tokens + 490
 
@@ -155,7 +150,7 @@ def test_what_nobody_waits_for_is_stopped_in_the_engine_too(server):
     for verb in ("generate", "stream"):
         ask(server, asking(stop=("never", "said")), verb=verb)
     leave(server, asking("a long story", 490, ignore_eos=True))
-    assert eventually(lambda: metric(server, "engine_double_stopped_total") == stopped + 3)
+    until(lambda: metric(server, "engine_double_stopped_total") == stopped + 3)
 
 
 def test_streams_of_clients_that_want_only_the_text_end_no_server(server):
@@ -217,7 +212,7 @@ def test_a_server_that_stops_ends_its_live_streams_and_leaves_in_time(serve):
     watching = threading.Thread(target=lambda: asyncio.run(watch()))
     try:
         watching.start()
-        assert eventually(lambda: metric(stopped, "llm_active_requests") == 1)
+        until(lambda: metric(stopped, "llm_active_requests") == 1)
     finally:
         started = time.monotonic()
         stop(stopped)

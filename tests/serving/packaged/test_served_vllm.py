@@ -14,7 +14,8 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from served import ask, eventually, leave, metric, post, stop
+from served import ask, leave, metric, post, stop
+from waiting import until
 
 pytest.importorskip("tritonclient")
 
@@ -105,34 +106,34 @@ def test_a_schema_that_the_tokenizer_cannot_write_is_the_callers_mistake_and_nam
 
 def test_the_engines_own_figures_are_shown(server):
     ask(server, *[asking(ignore_eos=True) for _ in range(3)])
-    assert eventually(lambda: metric(server, "llm_kv_cache_usage") == 0)
+    until(lambda: metric(server, "llm_kv_cache_usage") == 0)
     assert metric(server, "llm_preemptions_total") > 0  # the double tells of one a request
     drafts, accepted = (metric(server, f"llm_{name}_total") for name in ("drafts", "accepted"))
     assert 0 < 2 * drafts == accepted  # and of two tokens that were guessed rightly a step
-    assert eventually(lambda: metric(server, "llm_active_requests") == 0)
+    until(lambda: metric(server, "llm_active_requests") == 0)
 
 
 def test_a_client_that_leaves_frees_its_place(server):
     before = metric(server, 'llm_requests_total{outcome="cancelled"')
 
     leave(server, asking(maximum_tokens=400, ignore_eos=True))
-    assert eventually(lambda: metric(server, "llm_active_requests") == 0)
+    until(lambda: metric(server, "llm_active_requests") == 0)
     assert metric(server, 'llm_requests_total{outcome="cancelled"') == before + 1
 
 
 def test_an_engine_that_dies_fails_its_requests_and_is_started_again(server):
     (answer,) = [ask(server, asking(f"{PROMPT}{DEADLY}"))]
     assert "the engine failed" in answer.error
-    assert eventually(lambda: ask(server, asking(ignore_eos=True)).ok)
+    until(lambda: ask(server, asking(ignore_eos=True)).ok)
 
 
 def test_a_worker_that_dies_is_named_by_the_log_with_the_time(server):
     children = psutil.Process(server.pid).children(recursive=True)
     (worker,) = (one for one in children if "VLLM::Worker_TP1" in one.cmdline())
     worker.kill()
-    assert eventually(lambda: f"VLLM::Worker_TP1, pid {worker.pid}," in server.process.log.read_text())
+    until(lambda: f"VLLM::Worker_TP1, pid {worker.pid}," in server.process.log.read_text())
     assert re.match(r"\d{4}-\d\d-\d\dT[\d:]{8}Z vLLM's engine is dead: ", engine_death(server.process.log))
-    assert eventually(lambda: ask(server, asking(ignore_eos=True)).ok)
+    until(lambda: ask(server, asking(ignore_eos=True)).ok)
 
 
 def test_a_server_ends_with_the_process_of_its_model_and_leaves_nobody_waiting(serve):
@@ -151,9 +152,9 @@ def test_a_server_ends_with_the_process_of_its_model_and_leaves_nobody_waiting(s
     answer = asyncio.run(killed_in_the_middle())
     assert answer.error, "it cannot have been complete"
     assert "no complete answer within" not in answer.error, time.monotonic() - started
-    assert eventually(lambda: not server.alive)
+    until(lambda: not server.alive)
     stop(server)
-    assert eventually(lambda: engines(server) == [])
+    until(lambda: engines(server) == [])
 
 
 def test_a_stopped_server_leaves_no_engine_and_had_time_to_say_so(serve):
@@ -161,5 +162,5 @@ def test_a_stopped_server_leaves_no_engine_and_had_time_to_say_so(serve):
     assert len(engines(server)) == 1
     started = time.monotonic()
     stop(server)
-    assert eventually(lambda: engines(server) == [])
+    until(lambda: engines(server) == [])
     assert "Non-graceful" not in server.process.log.read_text(), time.monotonic() - started
