@@ -23,9 +23,12 @@ from typing import Any, Literal
 from llm_pipeline.base.errors import Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Frozen
-from llm_pipeline.canary.router import FAILOVER_SUFFIX, SlotName, plain_name
+from llm_pipeline.store.place_state import Slot
 
 log = get_logger(__name__)
+
+FAILOVER_SUFFIX = "_failover"
+BACKED_SUFFIX = "_backed"
 
 _LONGEST_LINE_BYTES = 1024 * 1024
 _RECENT_BYTES = 4 * 1024 * 1024
@@ -39,10 +42,15 @@ _ROUTES = ("/chat/completions", "/completions")
 _GIVEN_UP = ("", "cancelled", "abort")
 _CALLS_TOOLS = ("tool_calls", "function_call")
 _IN_FLIGHT = "DownstreamPeriodic"
-_SLOTS: dict[str, SlotName] = {"blue": "blue", "green": "green"}
+_SLOTS: dict[str, Slot] = {"blue": "blue", "green": "green"}
 
-SlotOfAddress = Callable[[str | None], SlotName | None]
+SlotOfAddress = Callable[[str | None], Slot | None]
 """The slot of an upstream address, as the log has it."""
+
+
+def plain_name(arm: str) -> str:
+    """The plain cluster of the slot whose arm this is: the inverse of `arm_name` in `router`."""
+    return arm.removesuffix(FAILOVER_SUFFIX).removesuffix(BACKED_SUFFIX)
 
 
 @dataclass(frozen=True)
@@ -72,7 +80,7 @@ class ObservedRequest:
     """
 
     started_at: float
-    arm: SlotName
+    arm: Slot
     on_trial: bool
     fault: bool
     error: bool
@@ -86,7 +94,7 @@ class ObservedRequest:
     by_status_only: bool = False
     refused: bool = False
     in_flight: bool = False
-    server: SlotName | None = None
+    server: Slot | None = None
     empty: bool | None = None
     truncated: bool | None = None
     repetition: float | None = None

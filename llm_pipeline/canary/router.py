@@ -16,9 +16,9 @@ from llm_pipeline.base.adapters import Adapter, adapter
 from llm_pipeline.base.errors import Terminal, Transient, Unsupported
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Frozen
+from llm_pipeline.canary.access_log import BACKED_SUFFIX, FAILOVER_SUFFIX, AccessLog, plain_name
 
 if TYPE_CHECKING:
-    from llm_pipeline.canary.access_log import AccessLog
     from llm_pipeline.config.router_place import RouterModel, RouterPlace
     from llm_pipeline.config.server_place import SlotServer
 
@@ -191,8 +191,6 @@ class StartedRouter(TrafficRouter, Protocol):
 
 ROUTES = "main"
 STAT_PREFIX = "ingress"
-FAILOVER_SUFFIX = "_failover"
-BACKED_SUFFIX = "_backed"
 GUARDED_SUFFIX = "_guarded"
 
 ArmProtocol = Literal["http", "grpc", "openai"]
@@ -210,11 +208,6 @@ def arm_name(slot: SlotName, protocol: ArmProtocol, state: RouteState) -> str:
         return name + FAILOVER_SUFFIX
     backed = state.candidate is not None or state.standby == other_slot(slot)
     return name + BACKED_SUFFIX if backed else name
-
-
-def plain_name(arm: str) -> str:
-    """The plain cluster of the slot whose arm this is: the inverse of `arm_name`."""
-    return arm.removesuffix(FAILOVER_SUFFIX).removesuffix(BACKED_SUFFIX)
 
 
 def candidate_of(arms: Iterable[str]) -> str | None:

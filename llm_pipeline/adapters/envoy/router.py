@@ -29,7 +29,7 @@ from llm_pipeline.base.file_lock import flocked_within
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.base.waiting import wait_until
-from llm_pipeline.canary.access_log import AccessLog
+from llm_pipeline.canary.access_log import AccessLog, plain_name
 from llm_pipeline.canary.router import (
     ROUTES,
     STAT_PREFIX,
@@ -40,7 +40,6 @@ from llm_pipeline.canary.router import (
     SlotName,
     StartedRouter,
     candidate_of,
-    plain_name,
     standby_of,
 )
 from llm_pipeline.canary.users_paths import apis_of

@@ -25,9 +25,8 @@ from llm_pipeline.adapters.envoy.adapter import (
 )
 from llm_pipeline.base.durable import replace_durably
 from llm_pipeline.base.yaml_template import render_yaml
+from llm_pipeline.canary.access_log import BACKED_SUFFIX, FAILOVER_SUFFIX
 from llm_pipeline.canary.router import (
-    BACKED_SUFFIX,
-    FAILOVER_SUFFIX,
     GUARDED_SUFFIX,
     ROUTES,
     STAT_PREFIX,
