@@ -37,8 +37,7 @@ import numpy as np
 from goals import at_least, at_most
 from numpy.typing import NDArray
 
-from llm_pipeline.canary.analysis import LOUD_BLOCKS, begin, begin_step, observe, regressed_at
-from llm_pipeline.canary.evidence import Outcome, decide
+from llm_pipeline.canary.analysis import LOUD_BLOCKS, Outcome, begin, begin_step, decide, observe, regressed_at
 from llm_pipeline.canary.metrics import SLOW_FACTOR, ArmCounts, BothCounts, Counts, Limit, Thresholds, Window
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.statistics.eprocess import (

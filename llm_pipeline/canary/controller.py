@@ -27,11 +27,10 @@ from functools import partial
 from llm_pipeline.base.errors import ConfigError, Fenced, PipelineError, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.verdict import Judgement, Verdict
-from llm_pipeline.canary import analysis, evidence, metrics, people
+from llm_pipeline.canary import analysis, metrics, people
 from llm_pipeline.canary.access_log import AccessLog, ObservedRequest
-from llm_pipeline.canary.analysis import with_look
+from llm_pipeline.canary.analysis import Outcome, with_look
 from llm_pipeline.canary.deciding import PAUSABLE, UNTIL_RESUMED, Seen, condemned, decide, drifted, tests_of, with_pause
-from llm_pipeline.canary.evidence import Outcome
 from llm_pipeline.canary.moving import (
     NoWayBack,
     end_canary,
@@ -42,7 +41,16 @@ from llm_pipeline.canary.moving import (
     wait_converged,
     wait_usable,
 )
-from llm_pipeline.canary.record import CanaryJournal, CanaryPlan, CanaryRecord, EventKind, Phase, is_over, new_attempt
+from llm_pipeline.canary.record import (
+    CanaryJournal,
+    CanaryPlan,
+    CanaryRecord,
+    EventKind,
+    Phase,
+    is_over,
+    new_attempt,
+    stated,
+)
 from llm_pipeline.canary.router import (
     ALL,
     RouterConflict,
@@ -60,6 +68,7 @@ from llm_pipeline.store.place_state import PlaceState, StepApproval, edit_place,
 
 log = get_logger(__name__)
 
+_NOT_ACKNOWLEDGED = stated(Verdict.INCONCLUSIVE, "the router did not take the new weights", "router")
 _STARTS_AT_ONCE_SECONDS = 1.0
 """A server that starts within this time is waited for; the watch goes on beside one that takes longer."""
 
@@ -239,7 +248,7 @@ class CanaryController:
         if record is not None and not record.settled:
             log.warning("rolling back another release", release=other, phase=record.phase.value)
             superseded = f"superseded by release {self.plan.release_id}"
-            reason = evidence.stated(Verdict.INCONCLUSIVE, superseded, "canary")
+            reason = stated(Verdict.INCONCLUSIVE, superseded, "canary")
             end_canary(journal, self._at, lease=self.lease, by=self.plan.driver, reason=reason)
 
     def _turn(self, record: CanaryRecord, percent: float) -> CanaryRecord:
@@ -386,7 +395,7 @@ class CanaryController:
         looks = with_look(record.looks, tests, at=time.time(), percent=record.step_percent)
         record = watching.model_copy(update={"analysis": tests, "looks": looks, "watched_seconds": watched})
         stable_answers = partial(self.slots.answers, other_slot(record.candidate))
-        decision = evidence.decide(tests, self.plan.policy, watched, stable_answers)
+        decision = analysis.decide(tests, self.plan.policy, watched, stable_answers)
         passes = decision.outcome is Outcome.PASS
         if passes and window.behind:  # unread lines may say otherwise
             return record, seen
@@ -438,7 +447,7 @@ class CanaryController:
         want = self.router.nearest(all_to(record.candidate, owner=self.plan.driver, epoch=self._token.epoch))
         record = self._save(record, intended=want)
         if not traffic_to(self.router, want, self.plan.patience):
-            return self._save(condemned(record, evidence.not_acknowledged(), by=self.plan.driver))
+            return self._save(condemned(record, _NOT_ACKNOWLEDGED, by=self.plan.driver))
         record = record.with_event(EventKind.PROMOTED, "first deployment: all traffic at once", by=self.plan.driver)
         return self._save(record, phase=Phase.PROMOTED, applied=want, passed_percent=record.step_percent)
 
@@ -456,7 +465,7 @@ class CanaryController:
         record = self._save(record, intended=want, analysis=tests)
         revision = self.router.write(want, revision)
         if not wait_converged(self.router, revision, self.plan.patience.confirm):
-            return self._save(condemned(record, evidence.not_acknowledged(), by=self.plan.driver))
+            return self._save(condemned(record, _NOT_ACKNOWLEDGED, by=self.plan.driver))
         self._looked_at = time.monotonic()
         words = f"{record.step_percent:g} % of the traffic to {record.candidate}"
         log.info(words)

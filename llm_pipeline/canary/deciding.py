@@ -12,17 +12,18 @@ traffic to be watched, ROLLING_BACK all of it to be given back. The controller d
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.logging import get_logger
-from llm_pipeline.base.verdict import Judgement, Verdict
-from llm_pipeline.canary import analysis, evidence
-from llm_pipeline.canary.analysis import AnalysisState
-from llm_pipeline.canary.evidence import Outcome, StepDecision, stated
+from llm_pipeline.base.verdict import Evidence, Judgement, Verdict
+from llm_pipeline.canary import analysis
+from llm_pipeline.canary.analysis import AnalysisState, Outcome, StepDecision, StepState, stable_is_bad
 from llm_pipeline.canary.metrics import Thresholds
-from llm_pipeline.canary.record import CanaryPlan, CanaryRecord, EventKind, Pause, PauseReason, Phase
+from llm_pipeline.canary.record import CanaryPlan, CanaryRecord, EventKind, Pause, PauseReason, Phase, all_ended, stated
 from llm_pipeline.canary.router import RouteState, all_to
 from llm_pipeline.canary.slots import WarmUp
+from llm_pipeline.statistics.eprocess import SplitTest
 from llm_pipeline.store.place_state import PauseRequest, StepApproval
 
 log = get_logger(__name__)
@@ -35,6 +36,16 @@ PAUSABLE = frozenset({Phase.PENDING, Phase.WARM, Phase.BAKING, Phase.PASSED})
 
 UNTIL_RESUMED = frozenset({Outcome.PASS, Outcome.UNDECIDED})
 """What is not concluded while a person's pause stands."""
+
+MORE_TRAFFIC = (
+    "release while there is user traffic, or have the canary replay prompts of the workload, or more of them "
+    "(replay_requests_per_second under canary: of the policy, where the router's users' address is known here)"
+)
+"""How to get enough requests for a judgement."""
+
+_EXPLAINED_ALPHA = 0.05
+"""Requests that wait explain a split unless, counted in, they still contradict the intended one at this level. It is
+looser than the level of the split's own test, because some requests are always in flight at a server that works."""
 
 _WHOLE_PERCENT = 100.0
 
@@ -143,10 +154,10 @@ class _Turn:
     def decide(self, record: CanaryRecord) -> CanaryRecord:
         if record.phase in _RUNNING and not self.seen.candidate_runs:  # its fault, unless stable's has ended as well
             if not self.seen.stable_runs:
-                return self._condemn(record, evidence.all_ended(record.step_percent))
+                return self._condemn(record, all_ended(record.step_percent))
             words = f"the candidate's server ended at {record.step_percent:g} %"
             ended = stated(Verdict.NO_GO, words, "candidate's process")
-            return self._condemn(record, evidence.with_death(ended, self.seen.death))
+            return self._condemn(record, with_death(ended, self.seen.death))
         held = record.pause_request if record.phase in PAUSABLE else None
         if held is not None and held.over(self.seen.now):
             waited = f"nobody resumed it within {held.deadline_seconds:.0f} s"
@@ -211,7 +222,7 @@ class _Turn:
                 return record
             words, name = "too little traffic to compare with", "stable's requests before the first step"
             found = seen.requests
-            detail = f"production has {found} of {policy.minimum_requests} requests: {evidence.MORE_TRAFFIC}"
+            detail = f"production has {found} of {policy.minimum_requests} requests: {MORE_TRAFFIC}"
             few = stated(Verdict.INCONCLUSIVE, words, name, detail, measured=found, samples=found)
             return self._condemn(record, few)
         tests = analysis.begin(seen.thresholds, policy)
@@ -220,10 +231,10 @@ class _Turn:
     def _after_look(self, record: CanaryRecord) -> CanaryRecord:
         if (paused := self._unless_drifted(record)) is not None:
             return paused
-        if self.seen.stable_runs and evidence.died_since(self.seen.death, record.began_at):
+        if self.seen.stable_runs and died_since(self.seen.death, record.began_at):
             words = f"the candidate's engine died at {record.step_percent:g} %"
             died = stated(Verdict.NO_GO, words, "candidate's engine")
-            return self._condemn(record, evidence.with_death(died, self.seen.death))
+            return self._condemn(record, with_death(died, self.seen.death))
         decision, step = self.seen.decision, tests_of(record).step
         if decision is None or step is None:
             if not self.seen.blind:
@@ -240,18 +251,18 @@ class _Turn:
             case Outcome.PASS:
                 return self._pass(record, judgement)
             case Outcome.ANOMALOUS:
-                hangs = self.seen.waiting and evidence.does_not_answer(step, *self.seen.waiting)
+                hangs = self.seen.waiting and does_not_answer(step, *self.seen.waiting)
                 if hangs:  # requests that hang at the candidate make the split look wrong, and users are waiting
-                    return self._condemn(record, evidence.with_death(hangs, self.seen.death))
+                    return self._condemn(record, with_death(hangs, self.seen.death))
                 return self._pause(record, judgement, PauseReason.WRONG_SPLIT)
             case Outcome.REGRESSED:
-                return self._condemn(record, evidence.with_death(judgement, self.seen.death))
-            case Outcome.UNDECIDED if evidence.stable_is_bad(step):  # there is no stable to roll back to
+                return self._condemn(record, with_death(judgement, self.seen.death))
+            case Outcome.UNDECIDED if stable_is_bad(step):  # there is no stable to roll back to
                 return self._pause(record, judgement, PauseReason.UNDECIDED)
             case Outcome.UNDECIDED if policy.on_undecided == "roll_back":
                 return self._condemn(record, judgement)
         if step.split.candidate < policy.minimum_requests:
-            words = f"{judgement.summary}; too little traffic: approve the step, or {evidence.MORE_TRAFFIC}"
+            words = f"{judgement.summary}; too little traffic: approve the step, or {MORE_TRAFFIC}"
             judgement = judgement.model_copy(update={"summary": words})
         return self._pause(record, judgement, PauseReason.UNDECIDED)
 
@@ -279,7 +290,7 @@ class _Turn:
                 return record.model_copy(update={"phase": phase, "pause": None})
             return self._accept(record, answer, pause)
         if pause is not None and pause.over(self.seen.now):
-            return self._condemn(record, evidence.nobody_answered(pause.percent, pause.deadline_seconds))
+            return self._condemn(record, nobody_answered(pause.percent, pause.deadline_seconds))
         if pause is not None and pause.asks:
             return record
         log.info("continuing after a pause", percent=record.step_percent)
@@ -298,7 +309,7 @@ class _Turn:
 
     def _refuse(self, record: CanaryRecord, answer: StepApproval) -> CanaryRecord:
         if answer.answer == "timed out":
-            return self._condemn(record, evidence.nobody_answered(answer.percent, answer.deadline_seconds))
+            return self._condemn(record, nobody_answered(answer.percent, answer.deadline_seconds))
         words = f"denied: step {answer.percent:g} %"
         record = record.with_event(EventKind.DENIED, words, by=answer.by, verdict=Verdict.NO_GO)
         denied = f"{answer.by} denied step {answer.percent:g} %"
@@ -332,3 +343,53 @@ def _begin_step(record: CanaryRecord, percent: float) -> CanaryRecord:
     """The router is to be told; the step's own counts begin once it has confirmed."""
     begun = {"step_percent": percent, "step_began_at": 0.0, "watched_seconds": 0.0, "pause": None}
     return record.model_copy(update={"phase": Phase.SHIFTING, **begun})
+
+
+def does_not_answer(step: StepState, candidate_waits: int, stable_waits: int) -> Judgement | None:
+    """The judgement if the split looks wrong only because requests hang at the candidate; None otherwise.
+
+    A request is logged when it ends, or some time after it began, so one that hangs looks like one that the router
+    never sent. More requests than are missing may be waiting: the log lags behind the router.
+
+    Args:
+        step: The step, of which the split contradicts the intended one.
+        candidate_waits: Requests in flight at the candidate.
+        stable_waits: The same at stable.
+    """
+    split = step.split
+    if split.measured is None or split.measured >= split.intended:
+        return None
+    sent = SplitTest(intended=split.intended).observe(
+        candidate_requests=split.candidate + candidate_waits,
+        stable_requests=split.total - split.candidate + stable_waits,
+    )
+    sent_too_few = sent.rejects(_EXPLAINED_ALPHA) and (sent.measured or 0.0) < split.intended
+    if not candidate_waits or sent_too_few:
+        return None
+    waiting = f"{candidate_waits} requests are waiting at the candidate, {stable_waits} at stable"
+    detail = f"{waiting}, so the router did send the intended share"
+    summary, name = f"the candidate does not answer at {step.percent}", "candidate's requests in flight"
+    return stated(Verdict.NO_GO, summary, name, detail, measured=float(candidate_waits), samples=1)
+
+
+def with_death(judgement: Judgement, death: str) -> Judgement:
+    """A judgement against the candidate, with what its server's log says of its engine's death; empty if nothing."""
+    if not death:
+        return judgement
+    fact = Evidence(name="candidate's log", verdict=judgement.verdict, measured=1.0, samples=1, detail=death)
+    words = f"{judgement.summary}; its log says: {death}"
+    return judgement.model_copy(update={"summary": words, "evidence": (*judgement.evidence, fact)})
+
+
+def died_since(death: str, began: float) -> bool:
+    """Whether a line of a server's log about its engine's death has a time, and one since then."""
+    try:
+        return datetime.fromisoformat(death.partition(" ")[0]).timestamp() >= int(began)
+    except ValueError:
+        return False
+
+
+def nobody_answered(percent: float, seconds: float) -> Judgement:
+    """Nobody answered a canary's question before its deadline."""
+    words = f"waited at {percent:g} % and nobody answered within {seconds:.0f} s"
+    return stated(Verdict.INCONCLUSIVE, words, "approval", measured=percent)

@@ -21,8 +21,7 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Judgement
 from llm_pipeline.base.waiting import wait_until
-from llm_pipeline.canary import evidence
-from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, EventKind, Phase
+from llm_pipeline.canary.record import CanaryJournal, CanaryRecord, EventKind, Phase, taken_back
 from llm_pipeline.canary.router import (
     Patience,
     RouterRejected,
@@ -269,7 +268,7 @@ def end_canary(
     token = token_of(lease, place, record)
     lease.confirm()
     judgement = reason or (record.judgement if record.phase in _JUDGED else None)
-    judgement = judgement or evidence.taken_back(record.phase.value, record.step_percent, by)
+    judgement = judgement or taken_back(record.phase.value, record.step_percent, by)
     record = record.model_copy(update={"judgement": judgement, "pause": None})
     record = record.with_event(EventKind.ROLLING_BACK, judgement.summary, by=by)
     if not record.candidate_started:  # it changed neither slots nor traffic: what is there is not ours

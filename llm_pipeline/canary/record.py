@@ -20,7 +20,7 @@ from pydantic import Field
 from llm_pipeline.base.errors import Fenced
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef, Frozen
-from llm_pipeline.base.verdict import Judgement, Verdict
+from llm_pipeline.base.verdict import Evidence, Judgement, Verdict, judge
 from llm_pipeline.base.waiting import wait_until
 from llm_pipeline.canary.access_log import LogCursor
 from llm_pipeline.canary.analysis import AnalysisState, Look
@@ -422,3 +422,24 @@ def judged_by_others(
 
     wait_until(lambda: judged() is not None, wait_seconds, every=_POLL_SECONDS)
     return judged()
+
+
+def stated(
+    verdict: Verdict, summary: str, name: str, detail: str = "", *, measured: float | None = None, samples: int = 0
+) -> Judgement:
+    """A judgement by one fact that needs no statistics; without a detail the summary says all."""
+    fact = Evidence(name=name, verdict=verdict, measured=measured, samples=samples, detail=detail or summary)
+    return judge(summary, [fact])
+
+
+def all_ended(percent: float) -> Judgement:
+    """All servers of the place had ended, as after a power cut: that says nothing about the candidate."""
+    words = f"stable's server and the candidate's had both ended at {percent:g} %"
+    detail = f"{words}: the host was restarted, or ended them"
+    return stated(Verdict.INCONCLUSIVE, words, "servers of the place", detail, measured=percent)
+
+
+def taken_back(phase: str, percent: float, by: str) -> Judgement:
+    """The judgement of a canary that somebody rolled back before it ended; never GO."""
+    detail = f"rolled back while {phase} at {percent:g} %: the candidate's judgement was not finished"
+    return stated(Verdict.INCONCLUSIVE, f"rolled back at {percent:g} % by {by}", "canary", detail, measured=percent)

@@ -9,8 +9,7 @@ from pathlib import Path
 from llm_pipeline.base.json_document import load_record
 from llm_pipeline.base.records import Frozen
 from llm_pipeline.canary.access_log import AccessLog, ObservedRequest
-from llm_pipeline.canary.analysis import Look, regressed_at
-from llm_pipeline.canary.evidence import SPLIT_ALPHA
+from llm_pipeline.canary.analysis import SPLIT_ALPHA, Look, regressed_at
 from llm_pipeline.canary.metrics import quantile
 from llm_pipeline.canary.record import CanaryEvent, CanaryRecord, EventKind
 

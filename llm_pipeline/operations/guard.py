@@ -21,10 +21,9 @@ from typing import Literal
 from llm_pipeline.base.errors import as_pipeline_error, is_unexpected
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.canary import evidence
 from llm_pipeline.canary.moving import end_canary
 from llm_pipeline.canary.people import runs_of
-from llm_pipeline.canary.record import LEASE_SECONDS, CanaryJournal, CanaryRecord, Phase, lease_name, take_over
+from llm_pipeline.canary.record import LEASE_SECONDS, CanaryJournal, CanaryRecord, Phase, lease_name, stated, take_over
 from llm_pipeline.canary.router import StartedRouter
 from llm_pipeline.canary.slots import ServedPlace
 from llm_pipeline.config.deployment import Deployment
@@ -166,7 +165,7 @@ class Guard:
                     return []  # somebody adopted it at this very moment
                 log.warning("rolling back an unwatched canary", release=record.release_id, why=why)
                 words = f"rolled back by the guard at {record.share_percent:g} %: {why}"
-                reason = evidence.stated(Verdict.INCONCLUSIVE, words, "controller")
+                reason = stated(Verdict.INCONCLUSIVE, words, "controller")
                 end_canary(journal, self.place, lease=held, by="guard", reason=reason)
         except (Conflict, LeaseHeld, LeaseLost):
             return []

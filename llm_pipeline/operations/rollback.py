@@ -28,7 +28,6 @@ from llm_pipeline.base.errors import ConfigError, PipelineError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.waiting import wait_until
-from llm_pipeline.canary import evidence
 from llm_pipeline.canary.moving import (
     end_canary,
     epoch_above,
@@ -48,6 +47,7 @@ from llm_pipeline.canary.record import (
     lease_name,
     read_canary_record,
     take_over,
+    taken_back,
 )
 from llm_pipeline.canary.router import RouterUnavailable, all_to, other_slot
 from llm_pipeline.canary.slots import ServedPlace
@@ -270,7 +270,7 @@ class _RollBack:
         seconds = (record.policy if record else CanaryPolicy()).drain_seconds
         cut = retire(self.place, other_slot(slot), found.repository, token=token, drain_seconds=seconds)
         if record is not None and record.phase is Phase.PROMOTED:  # for reports, and for its next run
-            judgement = evidence.taken_back("in production", 100.0, self.by)
+            judgement = taken_back("in production", 100.0, self.by)
             words = "; ".join(filter(None, (judgement.summary, cut)))
             record = record.with_event(EventKind.ROLLED_BACK, words, by=self.by, percent=0.0)
             changes = {"phase": Phase.ROLLED_BACK, "judgement": judgement, "traffic_confirmed": True}

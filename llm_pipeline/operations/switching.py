@@ -19,9 +19,8 @@ from llm_pipeline.base.errors import ConfigError, PipelineError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.waiting import wait_until
-from llm_pipeline.canary.evidence import all_ended
 from llm_pipeline.canary.moving import LEFT_ALONE, end_canary, have_answering, retire, token_of, traffic_to
-from llm_pipeline.canary.record import CanaryJournal, Phase, latest_canary
+from llm_pipeline.canary.record import CanaryJournal, Phase, all_ended, latest_canary
 from llm_pipeline.canary.router import ALL, SLOTS, RouterUnavailable, StartedRouter, TrafficRouter, all_to
 from llm_pipeline.canary.slots import ServedPlace
 from llm_pipeline.config.deployment import Deployment

@@ -10,8 +10,7 @@ from looking import LIMITS, request, watched
 
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.canary.access_log import ObservedRequest
-from llm_pipeline.canary.analysis import AnalysisState, begin, begin_step, observe
-from llm_pipeline.canary.evidence import Outcome, StepDecision, decide
+from llm_pipeline.canary.analysis import AnalysisState, Outcome, StepDecision, begin, begin_step, decide, observe
 from llm_pipeline.canary.metrics import BothCounts, Counts, Window, fix_thresholds
 from llm_pipeline.config.policy import CanaryPolicy
 from llm_pipeline.statistics.eprocess import Variation

@@ -13,8 +13,8 @@ from simulated import CANDIDATE, FIRST
 
 from llm_pipeline.base.verdict import Evidence, Verdict, judge
 from llm_pipeline.canary import analysis
+from llm_pipeline.canary.analysis import Outcome, StepDecision
 from llm_pipeline.canary.deciding import Seen, decide
-from llm_pipeline.canary.evidence import Outcome, StepDecision
 from llm_pipeline.canary.record import CanaryPlan, CanaryRecord, Pause, PauseReason, Phase, new_attempt
 from llm_pipeline.canary.router import ALL, RouteState, all_to
 from llm_pipeline.canary.slots import WarmUp

@@ -15,7 +15,7 @@ from llm_pipeline.canary import analysis
 from llm_pipeline.canary.access_log import ObservedRequest
 from llm_pipeline.canary.analysis import StepState
 from llm_pipeline.canary.controller import LoggedTraffic
-from llm_pipeline.canary.evidence import does_not_answer
+from llm_pipeline.canary.deciding import does_not_answer
 from llm_pipeline.canary.metrics import (
     MOST_IN_FLIGHT,
     ArmWindow,
