@@ -64,8 +64,8 @@ class Evaluated:
 
 def _written(scorer: Scorer, items: list[ScoredItem], workdir: Path, **facts: Any) -> Evaluated:
     """An evaluation, on disk too."""
-    loaded = scorer.loaded
-    given = {"groups": loaded.groups, "tags": loaded.tags, "data": loaded.data, "metrics": scorer.metrics}
+    loaded, selected = scorer.loaded, scorer.loaded.selected
+    given = {"groups": selected.groups, "tags": selected.tags, "data": loaded.data, "metrics": scorer.metrics}
     summary = summarise(items).model_copy(update={"harness": scorer.harness, **given, **facts})
     directory = workdir / "evaluation"
     items = scorer.with_greedy_answers(items, _GREEDY_ITEMS)

@@ -275,7 +275,7 @@ class Scorer:
             self.asked.numbers = {name: [0]}
             self.asked.loglikelihood([Instance("loglikelihood", {}, ("The answer is", " 1"), 0, (name, 0, 1))])
         for name, samples in self._answered(sorted(places), seed=0).items():
-            task, options = self.loaded.tasks[name], self.loaded.options[name]
+            task, options = self.loaded.tasks[name], self.loaded.selected.options[name]
             metric, kept = judged_by(name, samples, task.higher_is_better(), options)
             shots = int(task.get_config("num_fewshot") or 0)
             self.metrics[name] = TaskMetric(metric=metric, filter=kept, few_shots=shots, chat_template=self._chat(name))

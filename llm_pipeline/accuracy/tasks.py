@@ -2,7 +2,7 @@
 
     loaded = load_tasks(task_directory, eval_data, evaluation, ["mmlu", "gsm8k"])
     loaded.tasks["gsm8k"]           # lm-eval's Task, with the number of its examples set
-    loaded.groups["mmlu"]           # its 57 tasks, which are judged as one sample
+    loaded.selected.groups["mmlu"]  # its 57 tasks, which are judged as one sample
 
 lm-eval's TaskManager reads task files and says what they mean. Each task is then loaded with paths of this machine in
 place of the name of its data set: the `eval_data` stage has fetched that, or it lies beside the task's file.
@@ -45,17 +45,13 @@ class LoadedTasks:
 
     Attributes:
         tasks: By name, sorted; groups and tags are resolved.
-        groups: The tasks of each group that was asked for by name: one sample.
-        tags: The tasks of each tag that was asked for by name, each of them judged by itself.
-        options: What the release config says of each task, by its own name before that of a group or tag that it is in.
+        selected: What was known of them before.
         data: The data of the hub that they read.
     """
 
     tasks: Mapping[str, Task]
-    groups: Mapping[str, tuple[str, ...]]
-    tags: Mapping[str, tuple[str, ...]]
-    options: Mapping[str, TaskOptions]
-    data: tuple[DataRead, ...] = ()
+    selected: SelectedTasks
+    data: tuple[DataRead, ...]
 
 
 def load_tasks(
@@ -97,7 +93,15 @@ class SelectedTask:
 
 @dataclass(frozen=True)
 class SelectedTasks:
-    """Tasks that are known by name, and what stands behind the names; their data are not read yet."""
+    """Tasks that are known by name, and what stands behind the names; their data are not read yet.
+
+    Attributes:
+        manager: lm-eval's, which read the task files.
+        tasks: By name, sorted; groups and tags are resolved.
+        groups: The tasks of each group that was asked for by name: one sample.
+        tags: The tasks of each tag that was asked for by name, each of them judged by itself.
+        options: What the release config says of each task, by its own name before that of a group or tag that it is in.
+    """
 
     manager: TaskManager
     tasks: Mapping[str, SelectedTask]
@@ -128,7 +132,7 @@ class SelectedTasks:
             for one in held
             if one.asked in asked
         )
-        return LoadedTasks(loaded, self.groups, self.tags, self.options, reads)
+        return LoadedTasks(loaded, self, reads)
 
     def _loaded(self, task: SelectedTask, data: dict[str, Any]) -> Task:
         """Load one task, and set what the release config states in its configuration, as lm-eval does."""

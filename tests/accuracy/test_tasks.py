@@ -79,7 +79,7 @@ def test_a_task_reads_the_data_beside_its_file_and_leaves_the_directory_as_it_is
         name: [row["q"] for row in ROWS] for name in ("pick", "say")
     }
     assert sorted(directory.rglob("*")) == before
-    assert (loaded.groups, loaded.tags, loaded.data) == ({}, {}, ())
+    assert (loaded.selected.groups, loaded.selected.tags, loaded.data) == ({}, {}, ())
     assert loaded.tasks["say"].config.dataset_kwargs == SAY["dataset_kwargs"]
 
 
@@ -115,7 +115,7 @@ def test_a_group_is_one_sample_a_tag_is_a_label_and_what_groups_say_reaches_thei
     outer = {"group": "outer", "task": ["one", inner], "num_fewshot": 1, "aggregate_metric_list": [{"metric": "acc"}]}
     options = {"outer": TaskOptions(num_fewshot=3, metric="acc"), "three": TaskOptions(num_fewshot=2)}
     loaded = load(write(tmp_path, SAY, *more, outer), "outer", "say", task_options=options)
-    assert (loaded.groups, loaded.tags) == ({"outer": ("one", "three", "two")}, {})
+    assert (loaded.selected.groups, loaded.selected.tags) == ({"outer": ("one", "three", "two")}, {})
     assert list(loaded.tasks) == ["one", "say", "three", "two"]
     assert {name: task.config.description for name, task in loaded.tasks.items()} == {
         "one": "", "say": "", "three": "own", "two": "inner"
@@ -123,9 +123,9 @@ def test_a_group_is_one_sample_a_tag_is_a_label_and_what_groups_say_reaches_thei
     assert {name: task.config.num_fewshot for name, task in loaded.tasks.items()} == {
         "one": 3, "say": 0, "three": 2, "two": 3
     }  # fmt: skip
-    assert loaded.options["three"] == TaskOptions(num_fewshot=2, metric="acc")
+    assert loaded.selected.options["three"] == TaskOptions(num_fewshot=2, metric="acc")
     tagged = load(tmp_path, "odd", "one")
-    assert (tagged.groups, tagged.tags) == ({}, {"odd": ("one", "three", "two")})
+    assert (tagged.selected.groups, tagged.selected.tags) == ({}, {"odd": ("one", "three", "two")})
     assert load(tmp_path, "outer").tasks["one"].config.num_fewshot == 1
     with pytest.raises(ConfigError, match="task one is asked twice"):
         load(tmp_path, "outer", "one")
@@ -144,7 +144,7 @@ def test_nested_groups_of_lm_eval_are_asked_with_what_was_fetched_and_no_network
         lambda: load(tmp_path / "tasks", "mmlu", data=data, task_options={"mmlu_stem": TaskOptions(num_fewshot=2)}),
         [Path("/")],
     )
-    assert (len(loaded.tasks), loaded.groups) == (57, {"mmlu": tuple(loaded.tasks)})
+    assert (len(loaded.tasks), loaded.selected.groups) == (57, {"mmlu": tuple(loaded.tasks)})
     assert {len(task.eval_docs) for task in loaded.tasks.values()} == {6}
     shots = [task.config.num_fewshot for task in loaded.tasks.values()]
     assert (shots.count(2), shots.count(0)) == (19, 38)
