@@ -187,7 +187,7 @@ def _start_staging(store: ArtifactStore, deployment: Deployment, place: str, ref
 
 def _stop(options: argparse.Namespace) -> int:
     from llm_pipeline.notifications.telling import tell_canary
-    from llm_pipeline.operations.switching import stop_all
+    from llm_pipeline.operations.switching import on_its_way, stop_all
 
     if options.staging:
         return _stop_staging(options)
@@ -199,7 +199,8 @@ def _stop(options: argparse.Namespace) -> int:
     for place in places:
         done = stop_all(store, deployment, place, drain_seconds=options.drain)
         write_lines([f"{place}: stopped {', '.join(done)}" if done else f"{place}: nothing ran, nothing was stopped"])
-        write_lines(_left_alone(store, place))
+        if holder := on_its_way(store, place):
+            write_lines([f"{place}: {holder} is on its way, and ends what it has staged itself"])
     for place in places:
         tell_canary(deployment, place)
     return ExitCode.GO
@@ -212,13 +213,6 @@ def _stop_staging(options: argparse.Namespace) -> int:
     stopped = stop_staging(store, deployment, place, release_id=options.release)
     write_lines([f"what was staged at {place} was stopped" if stopped else f"nothing was staged at {place}"])
     return ExitCode.GO
-
-
-def _left_alone(store: ArtifactStore, place: str) -> list[str]:
-    from llm_pipeline.operations.switching import on_its_way
-
-    holder = on_its_way(store, place)
-    return [] if holder is None else [f"{place}: {holder} is on its way, and ends what it has staged itself"]
 
 
 def _named_place(options: argparse.Namespace) -> tuple[Deployment, ArtifactStore, str]:
