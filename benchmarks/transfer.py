@@ -243,9 +243,7 @@ def _verify(bench: Bench) -> list[bool]:
     store = json.dumps({"uri": bench.fresh("store").as_uri()})
     digest = _digest(_work("publish", store, str(bench.repository)))
     compared = compare(
-        bench.rounds,
-        lambda: _work("verify", store, digest),
-        lambda: run("sh", "-c", hashing, "sh", bench.repository),
+        bench.rounds, lambda: _work("verify", store, digest), lambda: run("sh", "-c", hashing, "sh", bench.repository)
     )
     bench.fresh("store")
     _print_sides("verify", "sha256sum", compared, bench.repository_bytes)

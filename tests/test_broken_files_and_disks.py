@@ -167,8 +167,7 @@ def replace(path: Path) -> None:
 
 @pytest.mark.parametrize("break_it", [cut, garble, replace])
 @pytest.mark.parametrize(
-    "document",
-    ["places/cpu.json", "releases/r1/release.json", "stages/0.json", "claims/demo/tiny.json"],
+    "document", ["places/cpu.json", "releases/r1/release.json", "stages/0.json", "claims/demo/tiny.json"]
 )
 def test_a_document_of_the_store_that_is_broken_ends_no_command_like_a_verdict(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], document: str, break_it: Callable[[Path], None]

@@ -124,13 +124,7 @@ def test_a_missing_file_is_told_with_what_there_is(tmp_path, monkeypatch, capsys
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        ["plan"],
-        ["plna", "x.yaml"],
-        ["run", "x.yaml", "--approve", "--reject"],
-        ["stop", "--drain", "nan"],
-    ],
+    "arguments", [["plan"], ["plna", "x.yaml"], ["run", "x.yaml", "--approve", "--reject"], ["stop", "--drain", "nan"]]
 )
 def test_wrong_arguments_end_with_a_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as ended:

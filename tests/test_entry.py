@@ -90,9 +90,7 @@ raise SystemExit(main())
 
 
 @pytest.mark.parametrize(
-    "body",
-    ['sys.stdout.write("x")', 'sys.stdout.write("x" * 100000)'],
-    ids=["at the end", "at once"],
+    "body", ['sys.stdout.write("x")', 'sys.stdout.write("x" * 100000)'], ids=["at the end", "at once"]
 )
 def test_a_full_disk_below_stdout_is_infrastructure(body: str) -> None:
     with Path("/dev/full").open("w") as full:

@@ -74,12 +74,7 @@ def test_everything_else_is_a_fault_that_is_not_tried_again(raised: Exception) -
 
 @pytest.mark.parametrize(
     ("module", "extra"),
-    [
-        ("tritonclient.grpc", "control"),
-        ("torch", "model"),
-        ("boto3", "store-s3"),
-        ("model_signing", "signing"),
-    ],
+    [("tritonclient.grpc", "control"), ("torch", "model"), ("boto3", "store-s3"), ("model_signing", "signing")],
 )
 def test_an_optional_package_that_is_missing_is_bad_input_and_the_extra_is_named(module: str, extra: str) -> None:
     error = as_pipeline_error(ModuleNotFoundError(f"No module named {module!r}", name=module))

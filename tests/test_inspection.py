@@ -119,8 +119,7 @@ class TestDamage:
             file.unlink() if content is None else file.write_bytes(content)
 
     @pytest.mark.parametrize(
-        "document",
-        ["places/other.json", f"releases/{FIRST}/release.json", f"releases/{FIRST}/results/download.json"],
+        "document", ["places/other.json", f"releases/{FIRST}/release.json", f"releases/{FIRST}/results/download.json"]
     )
     def test_a_list_names_it(self, run, damaged, document):
         damaged(document)

@@ -9,14 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from llm_pipeline.base.errors import Terminal
-from llm_pipeline.base.logging import (
-    FAILURES,
-    Lines,
-    LogRelay,
-    clean_records,
-    get_logger,
-    write_json_lines,
-)
+from llm_pipeline.base.logging import FAILURES, Lines, LogRelay, clean_records, get_logger, write_json_lines
 from llm_pipeline.base.progress import Progress
 
 from .poisoned_text import GO, JSON_LINE, LONG_TEXT, poisoned_strings
@@ -138,11 +131,7 @@ def test_only_tables_and_errors_have_lines_and_all_but_the_first_are_marked(stag
     log.error("%s", Terminal(f"no start:\n{GO}"))
     log.error("failed: %s: %s", f"a\n{GO}", Terminal(f"b\n{GO}"))
     relayed(stage)
-    assert parent.texts == [
-        "\n  | a  b\n  | 1  2",
-        f"no start:\n  | {GO}",
-        f"failed: a\n  | {GO}: b\n  | {GO}",
-    ]
+    assert parent.texts == ["\n  | a  b\n  | 1  2", f"no start:\n  | {GO}", f"failed: a\n  | {GO}: b\n  | {GO}"]
 
 
 def test_output_of_tools_is_told_from_the_stage_s_own_lines_even_in_their_form(

@@ -446,11 +446,7 @@ def test_where_a_root_is_damaged_nothing_goes_and_the_document_is_named(
     whole, before = file.read_bytes(), busy.names()
     try:
         if content is None:
-            with (
-                without_root(busy.root),
-                mode(file, 0o000),
-                pytest.raises(Transient, match="Permission denied") as e,
-            ):
+            with without_root(busy.root), mode(file, 0o000), pytest.raises(Transient, match="Permission denied") as e:
                 collect_late(busy)
         else:
             file.write_bytes(content)

@@ -9,12 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_pipeline.base.errors import (
-    RUNBOOKS_VARIABLE,
-    ConfigError,
-    StageOutOfTime,
-    from_document,
-)
+from llm_pipeline.base.errors import RUNBOOKS_VARIABLE, ConfigError, StageOutOfTime, from_document
 from llm_pipeline.base.verdict import Verdict
 
 ROOT = Path(__file__).parents[1]

@@ -212,10 +212,7 @@ def _write_texts(configs: Path) -> None:
         "filter_list": [
             {
                 "name": "stripped",
-                "filter": [
-                    {"function": "regex", "regex_pattern": r"^\s*(.*?)\s*$"},
-                    {"function": "take_first"},
-                ],
+                "filter": [{"function": "regex", "regex_pattern": r"^\s*(.*?)\s*$"}, {"function": "take_first"}],
             }
         ],
         "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],

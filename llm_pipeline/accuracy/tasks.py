@@ -17,13 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from llm_pipeline.accuracy.data_sets import (
-    DATA_KEYS,
-    DataCall,
-    call_of_task,
-    held_data_sets,
-    trees_of,
-)
+from llm_pipeline.accuracy.data_sets import DATA_KEYS, DataCall, call_of_task, held_data_sets, trees_of
 from llm_pipeline.accuracy.evaluation import DataRead
 from llm_pipeline.accuracy.task_files import read_task_directory
 from llm_pipeline.base.errors import ConfigError, PipelineError, unless_io

@@ -85,9 +85,7 @@ _OURS: Mapping[Group, Mapping[str, str]] = {
         "envoy": "llm_pipeline.adapters.envoy.adapter:ADAPTER",
         "gateway_api": "llm_pipeline.adapters.gateway_api.adapter:ADAPTER",
     },
-    "metric_sources": {
-        "prometheus": "llm_pipeline.adapters.prometheus.adapter:ADAPTER",
-    },
+    "metric_sources": {"prometheus": "llm_pipeline.adapters.prometheus.adapter:ADAPTER"},
     "server_controls": {
         "local": "llm_pipeline.adapters.local.adapter:SERVER",
         "kubernetes": "llm_pipeline.adapters.kubernetes.adapter:SERVER",

@@ -214,15 +214,11 @@ def process_start_ticks(pid: int) -> int | None:
 def _session_members(session: int, started: int) -> dict[int, int]:
     """The processes of a session that run, each with its process group."""
     members = {}
-    for pid in _pids():
+    for pid in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()):
         fields = _stat_fields(pid)
         if fields and fields[0] != "Z" and int(fields[3]) == session and int(fields[19]) >= started:
             members[pid] = int(fields[2])
     return members
-
-
-def _pids() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
 
 
 def visible_processes() -> str:

@@ -161,10 +161,7 @@ def parse(data: bytes, *, where: str, maximum_bytes: int = MAXIMUM_BYTES, finite
     number = partial(_number, finite=finite)
     try:
         value = json.loads(
-            data.decode(),
-            object_pairs_hook=_without_duplicates,
-            parse_float=number,
-            parse_constant=number,
+            data.decode(), object_pairs_hook=_without_duplicates, parse_float=number, parse_constant=number
         )
         if b"\\u" in data:
             json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate would fail later, wherever it is written

@@ -98,7 +98,9 @@ def _models_in(part: Schema, whole: Schema) -> Iterator[Schema]:
 def _row(name: str, part: Schema, schema: Schema, whole: Schema) -> str:
     kinds, allowed = _kinds(part, whole), range_of(part, whole)
     written = f"`{kinds}`".replace("|", "\\|") + (f" ({allowed})" if allowed else "")
-    default = "required" if name in schema.get("required", ()) else _default(part.get("default"))
+    value = part.get("default")
+    default = "see below" if isinstance(value, dict) and value else f"`{value!r}`"
+    default = "required" if name in schema.get("required", ()) else default
     told = part.get("description") or next((model["description"] for model in _models_in(part, whole)), "")
     meaning = " ".join(told.split("\n\n")[0].split())
     return f"| `{name}` | {written} | {default} | {meaning} |".replace("  ", " ")
@@ -125,10 +127,6 @@ def _kind(kind: Schema, whole: Schema) -> str:
             return "None"
         case other:
             return str(kind.get("format") or other or "any")
-
-
-def _default(value: Any) -> str:
-    return "see below" if isinstance(value, dict) and value else f"`{value!r}`"
 
 
 def json_schema(folder: str) -> dict[str, Any]:

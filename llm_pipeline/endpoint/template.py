@@ -44,7 +44,7 @@ class ChatTemplate:
         )
         environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)  # Jinja's own escapes for HTML
         environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = _strftime_now
+        environment.globals["strftime_now"] = lambda form: datetime.now().astimezone().strftime(form)
         self._template = None if chat.template is None else environment.from_string(chat.template)
         self._known = {**chat.special_tokens, **arguments}
 
@@ -69,7 +69,3 @@ class ChatTemplate:
 
 def _raise_exception(message: str) -> None:
     raise TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().astimezone().strftime(form)

@@ -12,12 +12,7 @@ from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.base.text_table import readable_time
 from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.config.store import StoreModel
-from llm_pipeline.inspection.release_artifacts import (
-    readable_results,
-    release_artifacts,
-    standing_pauses,
-    users_of,
-)
+from llm_pipeline.inspection.release_artifacts import readable_results, release_artifacts, standing_pauses, users_of
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.record import read_release_record
 from llm_pipeline.release_progress import ReleaseProgress

@@ -50,12 +50,7 @@ class Table:
 
 def findings(outcome: LoadTestOutcome, policy: LoadTestPolicy) -> tuple[Table, ...]:
     """All tables for which there is data: windows, latencies, faults, server."""
-    tables = (
-        _windows(outcome),
-        _latencies(outcome, policy),
-        _faults(outcome.windows),
-        _server(outcome.windows),
-    )
+    tables = (_windows(outcome), _latencies(outcome, policy), _faults(outcome.windows), _server(outcome.windows))
     return tuple(table for table in tables if table is not None)
 
 

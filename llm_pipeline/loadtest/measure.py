@@ -68,13 +68,7 @@ class LoadClient:
         timeout_seconds: A request without a whole answer by then has failed.
     """
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        *,
-        processes: int | None = None,
-        timeout_seconds: float = 60.0,
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, *, processes: int | None = None, timeout_seconds: float = 60.0) -> None:
         self._endpoint, self._count, self._timeout_seconds = endpoint, processes, timeout_seconds
         self._greeting = endpoint, endpoint.headers(), timeout_seconds  # headers never stand on a command line
         self._processes: list[ClientProcess] = []

@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable
 from itertools import count
 from statistics import median
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,12 +22,10 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.verdict import Evidence, Verdict
 from llm_pipeline.config.policy import LoadTestPolicy
 from llm_pipeline.loadtest.gate import void_reason
+from llm_pipeline.loadtest.measure import LoadClient
 from llm_pipeline.loadtest.records import Records
+from llm_pipeline.loadtest.workload import TrafficSource
 from llm_pipeline.statistics.intervals import bounds_of_mean, more_than
-
-if TYPE_CHECKING:
-    from llm_pipeline.loadtest.measure import LoadClient
-    from llm_pipeline.loadtest.workload import TrafficSource
 
 MEASURES: dict[str, Callable[[Records], float]] = {
     "first token, p90": lambda window: float(np.nanquantile(window["first_token_seconds"], 0.9)),

@@ -132,13 +132,7 @@ Values = NDArray[np.float64]
 
 
 def summarize_window(
-    name: str,
-    phase: Phase,
-    traffic: Traffic,
-    measured: MeasuredWindow,
-    policy: LoadTestPolicy,
-    *,
-    void: str = "",
+    name: str, phase: Phase, traffic: Traffic, measured: MeasuredWindow, policy: LoadTestPolicy, *, void: str = ""
 ) -> WindowSummary:
     """Summarize one window; requests whose user left as planned are left out.
 

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from llm_pipeline.base.errors import IntegrityError, Transient
 from llm_pipeline.base.records import ArtifactRef, Frozen
+from llm_pipeline.canary.router import SlotName
 from llm_pipeline.canary.slots import OpenAiSlots, SlotControl, slot_endpoint, slots_of
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.config.endpoint import Endpoint
 from llm_pipeline.inspection.verification import verify_reference
 from llm_pipeline.operations.status import Health, PlaceStatus, deployment_status
 from llm_pipeline.serving.endpoint_access import require_served
@@ -24,11 +26,6 @@ from llm_pipeline.serving.repository_links import read_links
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.place_state import read_place
 from llm_pipeline.store.references import Reference, pointers_of
-
-if TYPE_CHECKING:
-    from llm_pipeline.canary.router import SlotName
-    from llm_pipeline.config.deployment import Deployment
-    from llm_pipeline.config.endpoint import Endpoint
 
 
 class Check(Frozen):

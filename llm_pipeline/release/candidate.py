@@ -8,10 +8,9 @@ A candidate's name is the subject of its stages, as `h200` is that of the stages
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from llm_pipeline.config.release import ResolvedRelease
+from llm_pipeline.config.release import ResolvedRelease
 
 
 class Candidate(NamedTuple):

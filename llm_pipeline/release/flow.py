@@ -58,11 +58,7 @@ TRIALS = Group(
     in_turn=InTurn(after=("trial_load_test", "trial_staging_down"), needs=_PREPARED),
 )
 TARGETS = Group(
-    name="targets",
-    title="Targets",
-    one="Target",
-    words="Choose, build and judge, target by target",
-    over=Scope.TARGET,
+    name="targets", title="Targets", one="Target", words="Choose, build and judge, target by target", over=Scope.TARGET
 )
 PROMOTION = Group(
     name="promotion",

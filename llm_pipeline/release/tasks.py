@@ -11,14 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING
 
+from llm_pipeline.config.release import ResolvedRelease
 from llm_pipeline.release.candidate import Candidate, candidates
 from llm_pipeline.release.flow import release_flow
 from llm_pipeline.release.step import Ending, Group, Kind, Scope, Start, Step
-
-if TYPE_CHECKING:
-    from llm_pipeline.config.release import ResolvedRelease
 
 TaskIds = tuple[str, ...]
 
@@ -218,16 +215,13 @@ def _ids(names: Iterable[str], lane: Lane | None, before: Sequence[Task], *, eve
     for name in names:
         tasks = [task for task in before if task.step.name == name]
         if not tasks:
-            found += _ids(_stated(name).after, lane, before)
+            left_out = next(step for step in release_flow() if step.name == name)
+            found += _ids(left_out.after, lane, before)
             continue
         tasks = [task for task in tasks if lane is not None and task.lane == lane] or tasks
         last = {(task.id if every_percent else task.lane and task.lane.id): task.id for task in tasks}
         found += last.values()
     return tuple(dict.fromkeys(found))
-
-
-def _stated(name: str) -> Step:
-    return next(step for step in release_flow() if step.name == name)
 
 
 def _last_of_targets(task_ids: TaskIds, before: Sequence[Task]) -> TaskIds:

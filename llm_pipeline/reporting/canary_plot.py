@@ -206,11 +206,7 @@ def plot_evidence(target: str, canary: CanarySummary, evidence: EvidenceSeries) 
         _mark_moments(panels, canary)
 
     return draw_plot(
-        f"evidence-{target}",
-        f"Evidence over time, {target}",
-        evidence_in_words(evidence),
-        draw,
-        size=(11.4, 5.0),
+        f"evidence-{target}", f"Evidence over time, {target}", evidence_in_words(evidence), draw, size=(11.4, 5.0)
     )
 
 

@@ -108,10 +108,7 @@ def _series(records: Records, starts: NDArray[np.float64], policy: LoadTestPolic
 
 def _curves(records: Records) -> Iterator[LatencyCurve]:
     """The empirical distributions; requests without an answer keep them below one."""
-    for name, seconds in (
-        ("first token", records["first_token_seconds"]),
-        ("end to end", records["total_seconds"]),
-    ):
+    for name, seconds in (("first token", records["first_token_seconds"]), ("end to end", records["total_seconds"])):
         values = 1e3 * np.sort(seconds[records.answered & (seconds > 0.0)])
         if values.size:
             picks = np.unique(np.linspace(0, values.size - 1, MOST_SAMPLES).astype(int))

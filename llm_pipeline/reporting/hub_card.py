@@ -31,10 +31,7 @@ PROVENANCE_DIRECTORY = "llm_pipeline"
 """Where the pushed repository has what is not the model's: loaders, and our own download, leave it out."""
 
 _TEMPLATE = "card.md.jinja"
-_SERVERS = {
-    "vllm": "vllm serve {repository}{kv_cache}",
-    "tensorrt_llm_llmapi": "trtllm-serve {repository}",
-}
+_SERVERS = {"vllm": "vllm serve {repository}{kv_cache}", "tensorrt_llm_llmapi": "trtllm-serve {repository}"}
 
 
 @dataclass(frozen=True)
@@ -106,10 +103,7 @@ def render_card(facts: CardFacts) -> str:
     quantized = facts.result("quantize", facts.recipe)
     ratio = quantized.metrics.get("size_ratio") if quantized else None
     environment = jinja2.Environment(  # noqa: S701 - Markdown, which `_escaped` escapes
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_escaped,
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_escaped
     )
     environment.filters.update(byte_size=byte_size, points=points, plain=_Plain)
     source = resources.files(__package__).joinpath(_TEMPLATE).read_text(encoding="utf-8")

@@ -45,9 +45,7 @@ def run(context: StageContext[AccuracyConfig]) -> StageOutput:
 def request(flow: ReleaseProgress, subject: str) -> tuple[AccuracyConfig, Inputs]:
     """What the stage is given."""
     config = AccuracyConfig(
-        evaluation=flow.release.evaluation.asked,
-        policy=flow.release.policy.accuracy,
-        dtype=flow.release.baseline.dtype,
+        evaluation=flow.release.evaluation.asked, policy=flow.release.policy.accuracy, dtype=flow.release.baseline.dtype
     )
     inputs = {
         "checkpoint": flow.artifact("quantize", subject, "checkpoint"),

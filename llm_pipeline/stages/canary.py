@@ -102,10 +102,7 @@ def run(context: StageContext[CanaryConfig]) -> StageOutput:
 
 
 def _judge(
-    context: StageContext[CanaryConfig],
-    plan: CanaryPlan,
-    router: TrafficRouter,
-    slots: SlotControl,
+    context: StageContext[CanaryConfig], plan: CanaryPlan, router: TrafficRouter, slots: SlotControl
 ) -> Judgement:
     """Drive the step to its end, whoever ends it."""
     config, place = context.config, context.config.place
@@ -152,10 +149,7 @@ def _replay(context: StageContext[CanaryConfig]) -> Replay | None:
 
 
 def _output(
-    context: StageContext[CanaryConfig],
-    judgement: Judgement,
-    replay: Replay | None,
-    router: TrafficRouter,
+    context: StageContext[CanaryConfig], judgement: Judgement, replay: Replay | None, router: TrafficRouter
 ) -> StageOutput:
     """The judgement, which says how many of the step's requests were no users', and the canary's record."""
     record = read_canary_record(context.store, context.request.release_id, context.config.target)
@@ -180,11 +174,7 @@ def _output(
     directory = context.workdir / "canary"
     access_log = router.access_log() if context.config.place.metrics is None else None
     write_timeline(directory, record, access_log)
-    return StageOutput(
-        artifacts={"canary": Produced("canary", directory)},
-        metrics=metrics,
-        judgement=judgement,
-    )
+    return StageOutput(artifacts={"canary": Produced("canary", directory)}, metrics=metrics, judgement=judgement)
 
 
 def request(flow: ReleaseProgress, subject: str) -> tuple[CanaryConfig, Inputs]:

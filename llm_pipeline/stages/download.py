@@ -36,13 +36,7 @@ class DownloadConfig(ConfigModel):
 
 def download_config(model: PinnedModel, source: ModelSource, hub: HubAccess) -> DownloadConfig:
     """What the stage is given for a pinned model."""
-    return DownloadConfig(
-        model_id=model.id,
-        commit=model.commit,
-        files=model.files,
-        source=source.source,
-        hub=hub,
-    )
+    return DownloadConfig(model_id=model.id, commit=model.commit, files=model.files, source=source.source, hub=hub)
 
 
 def fetch(config: DownloadConfig, context: StageContext[Any]) -> StageOutput:

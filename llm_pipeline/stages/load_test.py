@@ -276,9 +276,7 @@ def _comparison(flow: ReleaseProgress, target: str) -> ComparisonPlace | None:
     if ports is None:
         return None
     return ComparisonPlace(
-        ports=ports,
-        **server_software(flow, target),
-        state=Path(flow.state_directory(target, "comparison")),
+        ports=ports, **server_software(flow, target), state=Path(flow.state_directory(target, "comparison"))
     )
 
 

@@ -74,10 +74,7 @@ def run(context: StageContext[PackageConfig]) -> StageOutput:
         model=config.model,
         chat_template_arguments=config.chat_template_arguments,
     )
-    return StageOutput(
-        artifacts={"repository": Produced("model_repository", destination)},
-        metrics=dict(written),
-    )
+    return StageOutput(artifacts={"repository": Produced("model_repository", destination)}, metrics=dict(written))
 
 
 def _facts(context: StageContext[PackageConfig]) -> dict[str, Fact]:

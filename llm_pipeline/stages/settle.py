@@ -55,7 +55,7 @@ def run(context: StageContext[SettleConfig]) -> StageOutput:
             "production": production.release_id if production else None,
             "slot": production.slot if production else None,
             "previous": previous.release_id if previous else None,
-        },
+        }
     )
 
 

@@ -236,7 +236,5 @@ def understood(model: type[Model], value: JsonValue, name: str, *, hint: str = "
         field = ".".join(map(str, first["loc"]))
         problem = f"{field}: {first['msg']}" if field else first["msg"]
         raise IntegrityError(
-            f"the document {name} cannot be understood: {problem}",
-            where=name,
-            hint=hint or "restore it from a backup",
+            f"the document {name} cannot be understood: {problem}", where=name, hint=hint or "restore it from a backup"
         ) from error

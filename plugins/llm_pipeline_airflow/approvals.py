@@ -207,9 +207,7 @@ class DecisionOperator(ApprovalOperator):
         except TaskAwaitingInput as wait:  # of Airflow's form alone: the answers in the store would not be seen
             timeout, now = self.response_timeout or timedelta(0), datetime.now(UTC)
             trigger = DecisionTrigger(
-                ti_id=str(context["ti"].id),
-                awaited=awaited.model_dump_json(),
-                until=(now + timeout).isoformat(),
+                ti_id=str(context["ti"].id), awaited=awaited.model_dump_json(), until=(now + timeout).isoformat()
             )
             self.defer(trigger=trigger, method_name=wait.method_name, timeout=timeout + _FOR_THE_TRIGGER)
 

@@ -35,7 +35,8 @@ def release_folders(dag_file: str | Path | None = None) -> tuple[Path, ...]:
     Args:
         dag_file: The DAG file that asks; None for all that belong to any DAG bundle of this installation.
     """
-    starts = _bundle_paths() if dag_file is None else (Path(dag_file).resolve().parent,)
+    bundles = conf.get("dag_processor", "dag_bundle_config_list", fallback=""), conf.get("core", "dags_folder")
+    starts = _paths_of(*bundles) if dag_file is None else (Path(dag_file).resolve().parent,)
     named = [Path(text).expanduser() for text in _named()]
     relative = [path for path in named if not path.is_absolute()]
     nearest = (folder for start in starts for folder in _nearest(start, relative))
@@ -69,10 +70,6 @@ def _named() -> list[str]:
 def _nearest(start: Path, relative: Sequence[Path]) -> list[Path]:
     levels = ([above / path for path in relative if (above / path).is_dir()] for above in (start, *start.parents))
     return next((found for found in levels if found), [])
-
-
-def _bundle_paths() -> tuple[Path, ...]:
-    return _paths_of(conf.get("dag_processor", "dag_bundle_config_list", fallback=""), conf.get("core", "dags_folder"))
 
 
 @lru_cache(maxsize=8)

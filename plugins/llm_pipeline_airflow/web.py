@@ -170,10 +170,7 @@ app = FastAPI(title="LLM releases", docs_url=None, redoc_url=None, openapi_url=N
 app.router.route_class = GuardedRoute
 
 
-@app.get(
-    "/dags/{dag_id}/runs/{run_id}/report",
-    dependencies=[Depends(requires_access_dag("GET", DagAccessEntity.RUN))],
-)
+@app.get("/dags/{dag_id}/runs/{run_id}/report", dependencies=[Depends(requires_access_dag("GET", DagAccessEntity.RUN))])
 def run_report(dag_id: str, run_id: str) -> HTMLResponse:
     """The report of the release that a run works on."""
     try:

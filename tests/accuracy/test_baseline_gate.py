@@ -9,11 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from llm_pipeline.accuracy.baseline_gate import (
-    GUESSING_LEVEL,
-    LITTLE_ABOVE_GUESSING,
-    judge_baseline,
-)
+from llm_pipeline.accuracy.baseline_gate import GUESSING_LEVEL, LITTLE_ABOVE_GUESSING, judge_baseline
 from llm_pipeline.artifacts.items import ScoredItem
 from llm_pipeline.base.verdict import Judgement, Verdict
 from llm_pipeline.config.release import ExpectedScore
@@ -84,10 +80,7 @@ def test_the_verdict_names_the_task_the_score_the_range_and_its_source() -> None
 
 def test_a_range_that_is_met_does_not_lift_the_floor() -> None:
     low = ExpectedScore(minimum=0.1, maximum=0.9, source="nobody")
-    assert by_name(judged(250, 1000, low)) == {
-        "score, arc": Verdict.GO,
-        "better than guessing, arc": Verdict.ANOMALOUS,
-    }
+    assert by_name(judged(250, 1000, low)) == {"score, arc": Verdict.GO, "better than guessing, arc": Verdict.ANOMALOUS}
 
 
 def test_a_group_of_tasks_is_judged_as_one_for_its_parts_are_too_small() -> None:

@@ -372,9 +372,7 @@ def test_a_verdict_names_the_task_that_it_is_of_with_its_figures_and_how_many_it
         st.sampled_from(["gsm8k", "mmlu", "code"]), st.lists(st.sampled_from(["", "a", "b", "c"]), max_size=40)
     )
 )
-def test_portions_of_equal_size_hold_every_item_once_and_tear_no_cluster(
-    tasks: dict[str, list[str]],
-) -> None:
+def test_portions_of_equal_size_hold_every_item_once_and_tear_no_cluster(tasks: dict[str, list[str]]) -> None:
     equal = portions({"large": [""] * 3000, "small": [""] * 600})
     assert [len(portion) for portion in equal] == [720] * 5
     assert all(sum(task == "small" for task, _ in portion) == 120 for portion in equal)

@@ -43,11 +43,7 @@ def client(real_airflow) -> Iterator[AirflowClient]:
 
 
 def finish(
-    run: Run,
-    *,
-    approve: bool,
-    denied: tuple[str, ...] = (),
-    elsewhere: Mapping[str, Callable[[], Any]] | None = None,
+    run: Run, *, approve: bool, denied: tuple[str, ...] = (), elsewhere: Mapping[str, Callable[[], Any]] | None = None
 ) -> str:
     """Answer what is asked until the run has ended; its state.
 

@@ -14,7 +14,7 @@ LIMITS = Thresholds(
         "slow first token": (Limit(milliseconds=50.0, label="p90"), Limit(milliseconds=200.0, label="4 x p90")),
         "slow end": (Limit(milliseconds=100.0, label="p90"), Limit(milliseconds=400.0, label="4 x p90")),
         "empty or cut answers": (Limit(),),
-    },
+    }
 )
 
 

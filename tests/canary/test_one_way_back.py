@@ -43,8 +43,7 @@ def settled(site: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reach", "left", "back"),
-    [(in_the_middle, "r2", "r1"), (promoted, "r1", "r0"), (settled, "r1", "r0")],
+    ("reach", "left", "back"), [(in_the_middle, "r2", "r1"), (promoted, "r1", "r0"), (settled, "r1", "r0")]
 )
 def test_whenever_it_is_asked_it_leaves_the_newest_release_once(
     site, reach: Callable[[Served], None], left: str, back: str

@@ -28,10 +28,7 @@ class OpenAiProduction(Production):
         place = self.deployment.places["cpu"].model_copy(update=dict(openai_slots(blue.url, green.url)))
         self.deployment = Deployment.model_validate(self.deployment.model_copy(update={"places": {"cpu": place}}))
         assert isinstance(self.store, LocalStore)
-        self.repositories = {
-            "r1": released(self.store, root, blue),
-            "r2": released(self.store, root, green),
-        }
+        self.repositories = {"r1": released(self.store, root, blue), "r2": released(self.store, root, green)}
         self.policy = {**POLICY, "replay_requests_per_second": 30, "maximum_bake_seconds": 60}
 
     def states(self) -> dict[str, str]:

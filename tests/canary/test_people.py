@@ -124,10 +124,7 @@ def test_a_pause_that_nobody_ends_rolls_back_at_its_deadline(site) -> None:
     assert judgement.summary == "alice paused the canary at 20 %, and nobody resumed it within 0 s"
     assert (judgement.verdict, site.weights()) == ("INCONCLUSIVE", {"blue": 10_000})
     late = resume_it(site)
-    assert (late.counted, late.message) == (
-        False,
-        "nothing was changed: the canary of r1 on cpu is rolled back",
-    )
+    assert (late.counted, late.message) == (False, "nothing was changed: the canary of r1 on cpu is rolled back")
 
 
 @pytest.mark.parametrize("how", ["teardown", "rollback"])

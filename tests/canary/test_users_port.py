@@ -181,9 +181,7 @@ def test_a_grpc_call_that_is_too_large_reaches_no_server(port: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "headers",
-    [{"x-large": "x" * 70_000}, {f"x-{number}": "1" for number in range(150)}],
-    ids=["large", "many"],
+    "headers", [{"x-large": "x" * 70_000}, {f"x-{number}": "1" for number in range(150)}], ids=["large", "many"]
 )
 def test_huge_headers_are_refused(port: int, headers: dict[str, str]) -> None:
     answer = ask(port, "POST", GENERATE, generation(), headers | JSON)

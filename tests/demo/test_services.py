@@ -42,10 +42,7 @@ def test_the_model_is_made_while_something_else_starts_and_only_once(layout, dep
 
 def test_a_failed_training_says_what_it_said(layout, deployment, tmp_path):
     (tmp_path / "trainer").write_text("print('no space'); raise SystemExit(3)")
-    with (
-        services.making(layout, deployment) as finished,
-        pytest.raises(StageCrashed, match=r"(?s)code 3.*no space"),
-    ):
+    with services.making(layout, deployment) as finished, pytest.raises(StageCrashed, match=r"(?s)code 3.*no space"):
         finished()
 
 

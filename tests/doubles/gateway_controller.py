@@ -21,13 +21,7 @@ class GatewayController:
         condition: What it says of the next routes besides, e.g. of rules that it left out.
     """
 
-    def __init__(
-        self,
-        api: CustomResources,
-        namespace: str,
-        route: str,
-        services: Collection[str],
-    ) -> None:
+    def __init__(self, api: CustomResources, namespace: str, route: str, services: Collection[str]) -> None:
         self._api, self._namespace, self._route, self._services = api, namespace, route, services
         self.idle = False
         self.condition: dict[str, str] = {}

@@ -49,10 +49,7 @@ class GpuSite:
     def run(self, *, gpu: str) -> subprocess.CompletedProcess[str]:
         """Release it on a host with such a GPU."""
         one = {**GPUS[gpu], "memory.used": 1000, "memory.free": 40000}
-        environment = os.environ | {
-            "PATH": f"{_DOUBLES}:{os.environ['PATH']}",
-            "TRTLLM_DOUBLE_GPUS": json.dumps([one]),
-        }
+        environment = os.environ | {"PATH": f"{_DOUBLES}:{os.environ['PATH']}", "TRTLLM_DOUBLE_GPUS": json.dumps([one])}
         command = [sys.executable, "-m", "llm_pipeline", "run", str(self.release), "--approve"]
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800, check=False)
 

@@ -44,7 +44,7 @@ def test_the_command_of_a_target_with_options():
                 "lora_target_modules": "attn_q, attn_v",
                 "max_lora_rank": 16,
             }
-        },
+        }
     )
     assert command(options).endswith(
         "--max_beam_width 1 --tokens_per_block 32 --use_paged_context_fmha enable --use_fp8_context_fmha disable "

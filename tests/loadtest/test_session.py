@@ -144,8 +144,7 @@ def test_a_void_probe_is_no_pass():
 
 
 @pytest.mark.parametrize(
-    ("highest", "rates"),
-    [(None, (20,)), (20.0, (20,)), (22.0, (20,)), (40.0, (36, 28, 20)), (80.0, (72, 56, 20))],
+    ("highest", "rates"), [(None, (20,)), (20.0, (20,)), (22.0, (20,)), (40.0, (36, 28, 20)), (80.0, (72, 56, 20))]
 )
 def test_what_is_confirmed_are_shares_of_the_highest_rate_and_at_last_the_target(highest, rates):
     assert rates_to_confirm(20.0, highest) == pytest.approx(rates, rel=1e-3)

@@ -48,11 +48,7 @@ def directory(tmp_path):
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {},
-        {"prompt_tokens": (5, 90), "shared_prefixes": PREFIXES},
-        {"prompt_tokens": RECORDED},
-    ],
+    [{}, {"prompt_tokens": (5, 90), "shared_prefixes": PREFIXES}, {"prompt_tokens": RECORDED}],
     ids=["as_they_are", "drawn", "recorded"],
 )
 def test_traffic_is_that_of_its_seed_and_no_prompt_occurs_twice(changes):

@@ -111,10 +111,7 @@ def test_its_dags_folder_makes_the_dag_of_its_release(tmp_path):
     pytest.importorskip("airflow")
     init(tmp_path / "mine", "--model", "organisation/name", "--name", "chat")
     sees = "import runpy; print(sorted(name for name in runpy.run_path('dags/releases.py') if '__' in name.strip('_')))"
-    environment = {
-        "AIRFLOW_HOME": str(tmp_path / "airflow"),
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'plugins'}",
-    }
+    environment = {"AIRFLOW_HOME": str(tmp_path / "airflow"), "PYTHONPATH": f"{ROOT}:{ROOT / 'plugins'}"}
     command = [sys.executable, "-W", "ignore", "-c", sees]
     answer = subprocess.run(
         command, cwd=tmp_path / "mine", env=environment, capture_output=True, text=True, check=False

@@ -14,13 +14,7 @@ from waiting import until
 from llm_pipeline.adapters.kubernetes import api as kubernetes_api
 from llm_pipeline.adapters.kubernetes import runner as kubernetes
 from llm_pipeline.adapters.kubernetes.job import job_manifest
-from llm_pipeline.base.errors import (
-    ConfigError,
-    RemoteStageError,
-    RemoteStageTransient,
-    StageCrashed,
-    Transient,
-)
+from llm_pipeline.base.errors import ConfigError, RemoteStageError, RemoteStageTransient, StageCrashed, Transient
 from llm_pipeline.base.labels import label_value
 from llm_pipeline.config.environment import ClaimMount, Toleration
 from llm_pipeline.config.store import store_settings

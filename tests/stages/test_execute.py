@@ -62,12 +62,7 @@ class Counter:
 def counter(monkeypatch: pytest.MonkeyPatch) -> Counter:
     counter = Counter()
     stage = Stage(
-        name="count",
-        version=1,
-        config=CountConfig,
-        run=counter.run,
-        tools=("pydantic",),
-        places=frozenset({"address"}),
+        name="count", version=1, config=CountConfig, run=counter.run, tools=("pydantic",), places=frozenset({"address"})
     )
     monkeypatch.setattr(execution, "load_stage", lambda _name: stage)
     return counter

@@ -18,14 +18,7 @@ from llm_pipeline.base.verdict import Evidence, Verdict, judge
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.store import Signing, store_settings
 from llm_pipeline.release import execute as execution
-from llm_pipeline.release.contract import (
-    Produced,
-    Stage,
-    StageContext,
-    StageFailure,
-    StageOutput,
-    StageResult,
-)
+from llm_pipeline.release.contract import Produced, Stage, StageContext, StageFailure, StageOutput, StageResult
 from llm_pipeline.release.execute import results_name, stage_record_name, trusted_stage_record
 from llm_pipeline.store import open_store
 from llm_pipeline.store.signed_documents import require_signed

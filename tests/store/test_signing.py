@@ -15,14 +15,7 @@ from llm_pipeline.base.digest import sha256_file
 from llm_pipeline.base.errors import ConfigError, IntegrityError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.config.store import Signing, store_settings
-from llm_pipeline.store.manifest import (
-    COMPLETE_FILE,
-    MANIFEST_FILE,
-    SIGNATURE_FILE,
-    Manifest,
-    inventory,
-    regular_files,
-)
+from llm_pipeline.store.manifest import COMPLETE_FILE, MANIFEST_FILE, SIGNATURE_FILE, Manifest, inventory, regular_files
 from llm_pipeline.store.provenance import Provenance
 from llm_pipeline.store.seal import Seal
 from llm_pipeline.store.signing import Signatures

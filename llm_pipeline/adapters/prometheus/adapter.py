@@ -55,7 +55,5 @@ class PrometheusSource(MetricSourceModel):
 _SOURCE = "llm_pipeline.adapters.prometheus.source"
 _metrics = OnCall(f"{_SOURCE}:PrometheusMetrics")
 ADAPTER = Adapter(
-    config=PrometheusSource,
-    open=lambda source, _place, _router: _metrics(source),
-    probe=OnCall(f"{_SOURCE}:probe"),
+    config=PrometheusSource, open=lambda source, _place, _router: _metrics(source), probe=OnCall(f"{_SOURCE}:probe")
 )

@@ -80,7 +80,8 @@ def _of_what_is_meant(error: ValidationError) -> Iterator[ValidationError]:
     kinds = [one for one in error.context or () if one.validator == "enum" and [*one.path] == [_DISCRIMINATOR]]
     no_object = [one for one in error.context or () if one.validator == "type" and not one.path]
     others = {one.schema_path[0] for one in (*kinds, *no_object)}
-    branches = [list(one) for number, one in groupby(error.context or (), _branch_of) if number not in others]
+    by_branch = groupby(error.context or (), lambda one: one.schema_path[0])
+    branches = [list(one) for number, one in by_branch if number not in others]
     for one in min(branches, key=_misfit, default=()):
         yield from _of_what_is_meant(one)
     if kinds and not branches:
@@ -92,10 +93,6 @@ def _of_what_is_meant(error: ValidationError) -> Iterator[ValidationError]:
 def _misfit(branch: list[ValidationError]) -> tuple[bool, int]:
     """Keys that are another branch's say more than values."""
     return any(one.validator == "additionalProperties" for one in branch), len(branch)
-
-
-def _branch_of(error: ValidationError) -> Any:
-    return error.schema_path[0]
 
 
 def _problems(error: ValidationError, schema: Node) -> Iterator[str]:

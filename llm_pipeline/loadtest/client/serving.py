@@ -33,13 +33,7 @@ from llm_pipeline.loadtest.client.answer import Answer
 from llm_pipeline.loadtest.records import COLUMNS, Fault
 from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
 from llm_pipeline.serving.client import NO_ANSWER
-from llm_pipeline.serving.completions import (
-    COMPLETIONS_PATH,
-    GenerationParameters,
-    header_secrets,
-    request_body,
-    shown,
-)
+from llm_pipeline.serving.completions import COMPLETIONS_PATH, GenerationParameters, header_secrets, request_body, shown
 from llm_pipeline.serving.endpoint_access import tls_context
 
 _ORPHANED = 1
