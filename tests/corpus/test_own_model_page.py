@@ -53,7 +53,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_the_commands_release_a_model_and_what_was_packaged_is_staged_by_hand(home, capfd):
     for block in blocks():
         subprocess.run(["bash", "-euc", on_other_ports(block)], cwd=home, check=True)
-    assert '"text_output":" 12"' in capfd.readouterr().out
+    assert '"text":" 12"' in capfd.readouterr().out
 
     assert main(["ls", "--json"]) == ExitCode.GO
     (release,) = json.loads(capfd.readouterr().out)
