@@ -1,6 +1,6 @@
 """One whole release on one GPU: a model made here goes from a hub to live traffic, in bfloat16 and then quantized.
 
-    python -m benchmarks.gpu.release --work /tmp/release --triton-home .envs/triton
+    python -m benchmarks.gpu.release --work WORK --triton-home .envs/triton
 
 The model has the shapes of Llama-3-8B and can do no more than say its last word again: the release shows speed, and its
 accuracy gates show only that no format and no kernel damages the way from one token to the next.
@@ -23,6 +23,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -63,6 +64,8 @@ from benchmarks.gpu.release_files import (
 
 STEPS = ("train", "first", "second", "killed", "stop")
 _USERS_PER_SECOND = 40.0
+_DIRECTORIES = re.compile(r"(?<![\w/:.])(?:file://)?(?:/[\w.+-]+)+/")
+"""Of the machine, in a command or a report's address: what was measured says nothing of them."""
 _WHOLE_MINUTES, _MEMORY_ERROR = 12.0, 0.1
 _WORKER = "VLLM::Worker_TP"
 _COMPLETED = 40
@@ -419,7 +422,8 @@ def _write_result(options: argparse.Namespace, figures: dict[str, Any]) -> dict[
             for path in sorted(options.work.glob("plan-*/plan.json"))
         },
     }
-    (options.work / "release.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    text = _DIRECTORIES.sub("", json.dumps(document, indent=1))
+    (options.work / "release.json").write_text(text + "\n", encoding="utf-8")
     return document
 
 

@@ -1,6 +1,6 @@
 """Four-choice items scored by lm-eval's `vllm` class beside its `hf` class: same checkpoint, items and GPU.
 
-    python -m benchmarks.gpu.scoring --work /tmp/scoring   # the shapes of Llama-3-8B, bfloat16
+    python -m benchmarks.gpu.scoring --work WORK   # the shapes of Llama-3-8B, bfloat16
 
 Run it with an interpreter that has vLLM and lm-eval, without `TQDM_DISABLE`, by which vLLM divides by zero.
 The weights are random, but for an answer that the model knows by a wide margin: its last word again. Each way to score

@@ -1,6 +1,6 @@
 """vLLM behind our Triton beside `vllm serve`, on one GPU: same model, requests, service level.
 
-    python -m benchmarks.gpu.vllm_serving --work /tmp/bench --triton-home .envs/triton
+    python -m benchmarks.gpu.vllm_serving --work WORK --triton-home .envs/triton
     python -m benchmarks.gpu.vllm_serving ... --fp8 EXPORT --formats bf16 fp8 --peer bf16 fp8
 
 Run it with an interpreter that has vLLM and numpy 1.26 (Triton's stub needs it). The model has the shapes of
