@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -64,12 +65,18 @@ class Installed:
         subprocess.run([*install, "--prefix", root / "venv", "--ignore-installed", wheel], check=True)
 
     def _dependencies(self, packages: Path) -> None:
-        """Links to each package of this interpreter but ours, whose editable install would lead to the clone."""
+        """Each package of this interpreter but ours, whose editable install would lead to the clone.
+
+        Hard links: what a server may read ends with its environment's own directories.
+        """
         for path in Path(sysconfig.get_paths()["purelib"]).iterdir():
             if "llm_pipeline" not in path.name and not path.name.endswith(".pth"):
-                (packages / path.name).symlink_to(path)
+                if path.is_dir():
+                    shutil.copytree(path, packages / path.name, copy_function=os.link, dirs_exist_ok=True)
+                else:
+                    os.link(path, packages / path.name)
         envoy = Path(sys.executable).with_name("envoy")  # a program, which pip puts beside the interpreter
-        (self.root / "venv" / "bin" / "envoy").symlink_to(envoy)
+        os.link(envoy.resolve(), self.root / "venv" / "bin" / "envoy")
 
     def run(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "AIRFLOW", "LLM_PIPELINE"))}
