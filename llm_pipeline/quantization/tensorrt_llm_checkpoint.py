@@ -36,14 +36,17 @@ def refuse_unsupported_tensorrt_llm_checkpoint(recipe: QuantizationRecipe) -> No
     Raises:
         Unsupported: It is such a format, or such a KV cache.
     """
-    facts, asked = _facts(), ""
+    if not recipe.tensorrt_llm_checkpoint:
+        return
+    facts = _facts()
     if recipe.weights not in facts["algorithms"]:
         asked = f"weights: {recipe.weights} (only {', '.join(facts['algorithms'])})"
     elif recipe.kv_cache not in ("none", *facts["kv_caches"]):
         asked = f"kv_cache: {recipe.kv_cache}"
-    if recipe.tensorrt_llm_checkpoint and asked:
-        message = f"a TensorRT-LLM checkpoint cannot be exported with {asked}"
-        raise Unsupported(message, where=f"recipe {recipe.name}", hint=_HINT)
+    else:
+        return
+    message = f"a TensorRT-LLM checkpoint cannot be exported with {asked}"
+    raise Unsupported(message, where=f"recipe {recipe.name}", hint=_HINT)
 
 
 def export_tensorrt_llm(model: Any, dtype: torch.dtype, directory: Path, ranks: CheckpointRanks) -> None:
