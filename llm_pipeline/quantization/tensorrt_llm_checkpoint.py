@@ -38,15 +38,15 @@ def refuse_unsupported_tensorrt_llm_checkpoint(recipe: QuantizationRecipe) -> No
     """
     if not recipe.tensorrt_llm_checkpoint:
         return
-    facts = _facts()
-    if recipe.weights not in facts["algorithms"]:
-        asked = f"weights: {recipe.weights} (only {', '.join(facts['algorithms'])})"
-    elif recipe.kv_cache not in ("none", *facts["kv_caches"]):
-        asked = f"kv_cache: {recipe.kv_cache}"
-    else:
-        return
-    message = f"a TensorRT-LLM checkpoint cannot be exported with {asked}"
-    raise Unsupported(message, where=f"recipe {recipe.name}", hint=_HINT)
+    facts, where = _facts(), f"recipe {recipe.name}"
+    if recipe.weights not in (known := facts["algorithms"]):
+        message = (
+            f"a TensorRT-LLM checkpoint cannot be exported with weights: {recipe.weights} (only {', '.join(known)})"
+        )
+        raise Unsupported(message, where=where, hint=_HINT)
+    if recipe.kv_cache not in ("none", *facts["kv_caches"]):
+        message = f"a TensorRT-LLM checkpoint cannot be exported with kv_cache: {recipe.kv_cache}"
+        raise Unsupported(message, where=where, hint=_HINT)
 
 
 def export_tensorrt_llm(model: Any, dtype: torch.dtype, directory: Path, ranks: CheckpointRanks) -> None:

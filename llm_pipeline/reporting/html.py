@@ -32,14 +32,14 @@ def render_report(data: ReportData) -> str:
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_shown
     )
     environment.filters.update(
-        clock=_clock,
+        clock=lambda seconds: datetime.fromtimestamp(seconds, UTC).strftime("%m-%d %H:%M:%S"),
         duration=duration,
         byte_size=byte_size,
         points=points,
         limit=lambda fact: measure(fact.limit, fact.unit),
         measured=lambda fact: measure(fact.measured, fact.unit),
         bounds=bounds_in_words,
-        slug=_slug,
+        slug=lambda text: re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-"),
         stage_label=stage_label,
     )
     source = resources.files(__package__).joinpath(_TEMPLATE).read_text(encoding="utf-8")
@@ -73,11 +73,3 @@ def draw_plots(data: ReportData) -> Iterator[Plot]:
 def _shown(value: object) -> object:
     """A value as every expression of the template shows it, before it is escaped; our own HTML stays as it is."""
     return several_lines(value) if type(value) is str else value
-
-
-def _clock(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%m-%d %H:%M:%S")
-
-
-def _slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
