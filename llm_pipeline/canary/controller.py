@@ -318,8 +318,7 @@ class CanaryController:
         stable_runs = production is None or self.slots.alive(production.slot)
         self._keep_stable()
         seen = replace(seen, candidate_runs=candidate_runs, stable_runs=stable_runs)
-        against = seen.decision is not None and seen.decision.outcome in (Outcome.REGRESSED, Outcome.ANOMALOUS)
-        if watches or against or not candidate_runs:
+        if record.phase in (Phase.BAKING, Phase.PASSED) or not candidate_runs:
             seen = replace(seen, death=self.slots.engine_death(record.candidate))
         return record, seen, revision
 

@@ -68,7 +68,7 @@ class Seen:
         blind: Why and for how long it cannot be, once that is too long.
         waiting: Requests in flight at the candidate and at stable, where the split is wrong.
         differs: Why the candidate's server does not serve the release, where the step would pass.
-        death: How its engine died, by its server's log, while it is watched or where its process has ended.
+        death: How its engine died, by its server's log, while it has traffic or where its process has ended.
     """
 
     now: float
@@ -168,7 +168,7 @@ class _Turn:
                 return self._after_pause(record)
             case Phase.BAKING:
                 return self._after_look(record)
-            case Phase.PASSED if held is not None:  # its candidate has traffic
+            case Phase.PASSED if held is not None or engine_died(self.seen, record.began_at):  # it has traffic
                 return self._after_look(record)
             case Phase.PENDING | Phase.PASSED if held is None:
                 return self._next_step(record)
@@ -231,7 +231,7 @@ class _Turn:
     def _after_look(self, record: CanaryRecord) -> CanaryRecord:
         if (paused := self._unless_drifted(record)) is not None:
             return paused
-        if self.seen.stable_runs and died_since(self.seen.death, record.began_at):
+        if engine_died(self.seen, record.began_at):
             words = f"the candidate's engine died at {record.step_percent:g} %"
             died = stated(Verdict.NO_GO, words, "candidate's engine")
             return self._condemn(record, with_death(died, self.seen.death))
@@ -381,10 +381,10 @@ def with_death(judgement: Judgement, death: str) -> Judgement:
     return judgement.model_copy(update={"summary": words, "evidence": (*judgement.evidence, fact)})
 
 
-def died_since(death: str, began: float) -> bool:
-    """Whether a line of a server's log about its engine's death has a time, and one since then."""
+def engine_died(seen: Seen, began: float) -> bool:
+    """Whether the log of the candidate's server says when its engine died, and it was since then, while stable runs."""
     try:
-        return datetime.fromisoformat(death.partition(" ")[0]).timestamp() >= int(began)
+        return seen.stable_runs and datetime.fromisoformat(seen.death.partition(" ")[0]).timestamp() >= int(began)
     except ValueError:
         return False
 

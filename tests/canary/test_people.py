@@ -229,13 +229,14 @@ def test_a_candidate_whose_engine_died_is_rolled_back_for_that_reason(site, whol
     assert (judgement.evidence[-1].name, judgement.evidence[-1].detail) == ("candidate's log", died)
 
 
-def test_an_engine_that_died_in_the_canary_ends_it_though_no_request_failed(site) -> None:
+@pytest.mark.parametrize(("share", "percent"), [(2_000, 20), (5_000, 50)])
+def test_an_engine_that_died_between_steps_or_in_one_ends_the_canary(site, monkeypatch, share, percent) -> None:
     assert site.step(20).verdict == "GO"
     died = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} vLLM's engine is dead: its process VLLM::EngineCore has ended"
-    site.deaths = {"green": died}
+    monkeypatch.setattr(site.slots, "engine_death", lambda _: died if site.weights().get("green") == share else "")
     judgement = site.step(50)
     assert (judgement.verdict, site.weights()) == ("NO_GO", {"blue": 10_000})
-    assert judgement.summary == f"the candidate's engine died at 50 %; its log says: {died}"
+    assert judgement.summary == f"the candidate's engine died at {percent} %; its log says: {died}"
 
 
 def test_a_step_that_needs_an_approval_waits_without_traffic_and_begins_with_it(site) -> None:
