@@ -105,6 +105,12 @@ class Quantizer:
         with torch.inference_mode(), _quiet():
             # The export gives layers that engines fuse one scale; done before, the model answers as the export will.
             requantize_resmooth_fused_llm_layers(model)
+            # It also divides by a scale of FP8 in the weight's own type, and rounds twice: bfloat16 has ties for one
+            # number in sixteen. Of weights that are on the grid already there is nothing left to round.
+            for module in model.modules():
+                quantizer: Any = getattr(module, "weight_quantizer", None)
+                if getattr(quantizer, "num_bits", None) == (4, 3) and quantizer.is_enabled:
+                    module.weight.copy_(quantizer(module.weight.float()))
         logits = probe(model)
         with self._clock.phase("export"), out_of_memory_in("export"), torch.inference_mode(), _quiet():
             # modelopt misreads the dtype of a config that was saved before; it is always given here.
@@ -199,8 +205,7 @@ class CalibrationPasses:
         self._passes += 1
         progress = Progress(f"calibration pass {self._passes}", len(self.batches), "batches")
         head = model.get_output_embeddings()
-        quantizers = (getattr(head, name, None) for name in ("input_quantizer", "weight_quantizer", "output_quantizer"))
-        whole = head is None or any(quantizer is not None and quantizer.is_enabled for quantizer in quantizers)
+        whole = head is None or any(getattr(part, "is_enabled", False) for part in head.children())
         calibrated = model if whole else model.base_model
         for batch in self.batches:
             with torch.no_grad():

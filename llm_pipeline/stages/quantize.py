@@ -156,7 +156,7 @@ def _tools(config: QuantizeConfig) -> tuple[str, ...]:
 
 STAGE = Stage(
     name="quantize",
-    version=4,
+    version=5,
     config=QuantizeConfig,
     request=request,
     run=run,
