@@ -46,6 +46,8 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: datetime.now().astimezone().strftime(form)
         self._template = None if chat.template is None else environment.from_string(chat.template)
+        self._roles = {} if "developer" in (chat.template or "") else {"developer": "system"}
+        """Templates pass over a role that they do not know."""
         self._known = {**chat.special_tokens, **arguments}
 
     def render(
@@ -58,6 +60,7 @@ class ChatTemplate:
         """
         if self._template is None:
             raise ApiError("the model has no chat template; use /v1/completions", param="messages")
+        messages = [{**message, "role": self._roles.get(message["role"], message["role"])} for message in messages]
         given = {"messages": messages, "tools": tools or None, "documents": None, "add_generation_prompt": True}
         if taken := sorted(arguments.keys() & given.keys()):
             raise ApiError(f"{taken[0]} is not for chat_template_kwargs", param="chat_template_kwargs")

@@ -45,6 +45,19 @@ def test_a_prompt_is_what_transformers_makes_of_it(template):
     assert chat.render(messages, asked.tools, asked.chat_template_kwargs) == expected
 
 
+QWEN = "{% for m in messages if m.role in ('system', 'user') %}{{ m.role }}: {{ m.content }}. {% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt"),
+    [(QWEN, "system: be brief. user: hi. "), ("{% if 'developer' %}{{ messages[0].role }}{% endif %}", "developer")],
+)
+def test_a_developers_message_is_the_systems_where_the_template_knows_no_developer(template, prompt):
+    """Templates drop roles that they do not know, and the model never sees what it was told."""
+    messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "hi"}]
+    assert ChatTemplate(ChatFormat(template=template), {}).render(messages, None, {}) == prompt
+
+
 @pytest.mark.parametrize(
     "template",
     [
