@@ -188,6 +188,13 @@ def test_huge_headers_are_refused(port: int, headers: dict[str, str]) -> None:
     assert (answer.status, answer.server) == (431, "")
 
 
+@pytest.mark.parametrize("host", ["host: users\r\n", ""], ids=["proxy", "health check"])
+def test_a_proxy_or_a_health_check_may_speak_http_1_0(port: int, host: str) -> None:
+    with socket.create_connection((HOST, port), timeout=10) as connection:
+        connection.sendall(f"GET /v2/health/ready HTTP/1.0\r\n{host}\r\n".encode())
+        assert b" 200 OK\r\n" in connection.recv(100)
+
+
 def test_headers_that_arrive_slowly_do_not_hold_a_connection(port: int) -> None:
     with socket.create_connection((HOST, port), timeout=10) as slow:
         slow.sendall(f"POST {GENERATE} HTTP/1.1\r\nhost: users\r\n".encode())
