@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 import ast
+import json
 import tempfile
 from pathlib import Path
 
 import pytest
 
 import llm_pipeline
-from llm_pipeline.artifacts.checkpoint_loading import load_confined
-from llm_pipeline.base.errors import IntegrityError
+from llm_pipeline.artifacts.checkpoint_loading import load_confined, load_tokenizer
+from llm_pipeline.base.errors import IntegrityError, Unsupported
 
 
 @pytest.fixture
@@ -38,6 +39,24 @@ def test_what_the_loader_is_denied_is_told(checkpoint, tmp_path):
     with pytest.raises(IntegrityError, match=r"the loader tried to read .*canary") as refused:
         load_confined(checkpoint, load)
     assert refused.value.where == str(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "told"),
+    [
+        ("config.json", {"model_type": "llama", "num_attention_heads": 0}, "modulo by zero"),
+        ("config.json", {"model_type": "llama", "dtype": "nonsense"}, "nonsense"),
+        ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["own.Tokenizer", None]}}, "contains custom code"),
+    ],
+)
+def test_what_transformers_cannot_use_is_told_in_a_line(checkpoint, file, content, told):
+    pytest.importorskip("transformers")
+    (checkpoint / "config.json").write_text('{"model_type": "llama"}')
+    (checkpoint / file).write_text(json.dumps(content))
+    (checkpoint / "own.py").write_text("raise SystemExit")
+    with pytest.raises(Unsupported, match=f"Transformers cannot use this model: .*{told}") as refused:
+        load_tokenizer(checkpoint)
+    assert "\n" not in str(refused.value)
 
 
 PACKAGE = Path(llm_pipeline.__file__).parent

@@ -23,6 +23,7 @@ from llm_pipeline.base.confinement import confined
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 
 _Result = TypeVar("_Result")
+_LONGEST_WORDS = 300
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
 
 
@@ -62,18 +63,41 @@ def _temporary_files_in(scratch: Path | None) -> Iterator[None]:
         tempfile.tempdir = before
 
 
+@contextmanager
+def _by_transformers(directory: Path) -> Iterator[None]:
+    """Tell what Transformers raises at a configuration or a tokenizer that it does not know, which may be anything."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, ImportError,
+            RuntimeError, StrictDataclassError) as error:  # fmt: skip
+        raise Unsupported(
+            f"Transformers cannot use this model: {str(error).partition(chr(10))[0][:_LONGEST_WORDS]}",
+            where=str(directory),
+            hint="choose a model that the installed Transformers knows; code of a model's repository is never run",
+        ) from error
+
+
 def load_config(directory: Path) -> Any:
-    """A checkpoint's configuration, by Transformers; see `load_confined` for errors."""
+    """A checkpoint's configuration, by Transformers.
+
+    Raises:
+        IntegrityError: As `load_confined`.
+        Unsupported: Transformers cannot use it.
+    """
     from transformers import AutoConfig
 
-    return load_confined(directory, lambda: AutoConfig.from_pretrained(directory, **_LOCAL))
+    with _by_transformers(directory):
+        return load_confined(directory, lambda: AutoConfig.from_pretrained(directory, **_LOCAL))
 
 
 def load_tokenizer(directory: Path) -> Any:
-    """A checkpoint's tokenizer, by Transformers; see `load_confined` for errors."""
+    """A checkpoint's tokenizer, by Transformers; see `load_config` for errors."""
     from transformers import AutoTokenizer
 
-    return load_confined(directory, lambda: AutoTokenizer.from_pretrained(directory, **_LOCAL))
+    with _by_transformers(directory):
+        return load_confined(directory, lambda: AutoTokenizer.from_pretrained(directory, **_LOCAL))
 
 
 def greedy_generation(directory: Path) -> Any:
@@ -132,10 +156,9 @@ def empty_model(directory: Path) -> Any:
         Unsupported: Transformers makes none of it.
     """
     import torch
-    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoModelForCausalLM
 
-    try:
+    with _by_transformers(directory):
         config = load_config(directory)
         if hasattr(config, "quantization_config"):
             del config.quantization_config
@@ -145,13 +168,6 @@ def empty_model(directory: Path) -> Any:
         config = text if getattr(kind, "config_class", None) is type(text) else config
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, ImportError,
-            RuntimeError, StrictDataclassError) as error:  # fmt: skip
-        raise Unsupported(
-            f"Transformers cannot build a model from this configuration: {error}",
-            where=str(directory / "config.json"),
-            hint="choose a model that the installed Transformers knows",
-        ) from error
 
 
 def require_same_text(model: Path, checkpoint: Path) -> None:
