@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -70,7 +71,7 @@ def load_config(path: Path) -> ConfiguredRelease:
     Raises:
         ConfigError: Either is missing or wrong.
     """
-    path = path.resolve()
+    path = Path(os.path.realpath(path))  # which says nothing of a link to itself: that it cannot be read is told next
     config = load_yaml(path, ReleaseConfig)
     deployment = load_yaml(_named(path, "deployments", config.deployment, "deployment"), Deployment)
     return ConfiguredRelease(path, config, deployment)

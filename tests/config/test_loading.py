@@ -278,6 +278,12 @@ def test_what_is_no_file_of_ours_is_refused_at_once(configs: Path, place: str, k
         load_release(configs / "releases" / "demo.yaml")
 
 
+def test_a_release_config_that_is_a_link_to_itself_is_refused(configs: Path):
+    path = configs / "releases" / "loop.yaml"
+    path.symlink_to("loop.yaml")
+    assert "Too many levels of symbolic links" in str(mistake_of(path))
+
+
 def test_a_data_file_with_an_endless_name_or_link_is_refused(configs: Path, edit):
     path = configs / "releases" / "demo.yaml"
     (configs / "workloads" / "loop.jsonl").symlink_to("loop.jsonl")
