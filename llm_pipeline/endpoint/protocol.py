@@ -24,7 +24,8 @@ from pydantic import (
 from pydantic_core import from_json
 
 HARMLESS = frozenset({
-    "metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "store", "user",
+    "metadata", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier",
+    "service_tier", "store", "user",
 })  # fmt: skip
 """Fields that no answer depends on."""
 

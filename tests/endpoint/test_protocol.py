@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from llm_pipeline.endpoint.protocol import ApiError, ChatRequest, CompletionRequest, read
+from llm_pipeline.endpoint.protocol import HARMLESS, ApiError, ChatRequest, CompletionRequest, read
 
 ALL = (
     "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty", "logprobs",
@@ -61,3 +61,11 @@ def test_a_prompt_is_text_or_tokens_one_or_several(prompt, read_as):
 def test_anything_else_is_no_prompt(prompt):
     with pytest.raises(ApiError, match="prompt"):
         read(CompletionRequest, json.dumps({"model": "m", "prompt": prompt}).encode())
+
+
+def test_what_the_openai_package_can_ask_is_known_or_refused_on_purpose():
+    asked = pytest.importorskip("openai.types.chat.completion_create_params").CompletionCreateParamsBase.__annotations__
+    assert asked.keys() - ChatRequest.model_fields - HARMLESS == {
+        "audio", "function_call", "functions", "modalities", "moderation", "reasoning_effort", "verbosity",
+        "web_search_options",
+    }  # fmt: skip
