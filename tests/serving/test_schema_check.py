@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import queue
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
@@ -67,3 +70,20 @@ def test_a_schema_that_no_token_begins_to_follow_is_refused(served, tmp_path, sc
     check(served, of_bytes(), tmp_path / "bytes", schema)
     with pytest.raises(served.base.RefusedError, match="json_schema: no token of this model's tokenizer"):
         check(served, of_words(), tmp_path / "words", schema)
+
+
+def test_only_requests_with_a_schema_wait_for_one_that_compiles(served, monkeypatch):
+    """Some compile for minutes: a pattern of 50 bytes kept all users of a server waiting."""
+    model, queued, ended = served.TritonPythonModel(), queue.Queue(), queue.Queue()
+    model._compiling, model._schemas = threading.Lock(), MagicMock()
+    monkeypatch.setattr(model, "_queue", queued.put)
+    monkeypatch.setattr(model, "end", lambda live, refusal: ended.put((live, refusal.outcome)))
+    monkeypatch.setattr(served, "SCHEMA_SECONDS", 0.1)
+    plain, with_schema = (SimpleNamespace(asked=SimpleNamespace(json_schema=one), generation=0) for one in ("", "{}"))
+    with model._compiling:
+        model._begin(with_schema)
+        model._begin(plain)
+        assert queued.get(timeout=20) is plain
+        assert ended.get(timeout=20) == (with_schema, "rejected")
+    model._begin(with_schema)
+    assert queued.get(timeout=20) is with_schema

@@ -35,6 +35,8 @@ else:
 
 IDLE_POLL_SECONDS = 0.5
 JSON_BEGINS = '{["-0123456789tfn'
+SCHEMA_SECONDS = 10.0
+"""How long a request with a JSON schema waits for those before it; some compile for minutes."""
 SCORED_AT_ONCE = 64
 """Tokens; the batch generates on between these."""
 
@@ -178,6 +180,7 @@ class TritonPythonModel(served_model.ServedModel):
         self._pipeline: Any = None
         self._scorer: Scorer | None = None
         self._schemas: SchemaCheck | None = None
+        self._compiling = threading.Lock()
         started = time.monotonic()
         self._load_engine()
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
@@ -187,7 +190,7 @@ class TritonPythonModel(served_model.ServedModel):
 
     def execute(self, requests: list[Any]) -> None:
         """Check and queue requests; every answer goes through its response sender."""
-        self.admit(requests, self._accept, self._queue)
+        self.admit(requests, self._accept, self._begin)
 
     def finalize(self) -> None:
         """Stop the thread; requests that are still live end as cancelled."""
@@ -231,9 +234,30 @@ class TritonPythonModel(served_model.ServedModel):
             config.rng_seed = asked.sampling.get("seed", self._seen) % 2**32  # all that its generator takes
         if asked.json_schema:
             config.structured_output_config = genai.StructuredOutputConfig(json_schema=asked.json_schema)
-            self._schemas = self._schemas or SchemaCheck(self._tokenizer, self._vocabulary)
-            self._schemas.require(config)
         return config
+
+    def _begin(self, live: Live) -> None:
+        if live.asked.json_schema:
+            threading.Thread(target=self._compile, args=(live,), daemon=True).start()
+        else:
+            self._queue(live)
+
+    def _compile(self, live: Live) -> None:
+        """Queue a request once its schema compiles: in a thread of its own, so that nobody else waits for that."""
+        if not self._compiling.acquire(timeout=SCHEMA_SECONDS):
+            self.end(live, base.unavailable("the json_schema of another request is still being compiled"))
+            return
+        try:
+            self._schemas = self._schemas or SchemaCheck(self._tokenizer, self._vocabulary)
+            self._schemas.require(live.generation)
+        except base.RefusedError as refusal:
+            self.end(live, refusal)
+        except Exception as error:  # noqa: BLE001 - its client waits for an answer
+            self.end(live, base.failure(f"json_schema: {error}"))
+        else:
+            self._queue(live)
+        finally:
+            self._compiling.release()
 
     def _queue(self, live: Live) -> None:
         with self._condition:
@@ -355,7 +379,8 @@ class TritonPythonModel(served_model.ServedModel):
         """Free all that it holds, its part of the batch and of the KV cache too."""
         if live.handle is not None:
             live.handle.stop()
-        self._live.remove(live)
+        if live in self._live:
+            self._live.remove(live)
         super().forget(live, outcome)
 
     def _end_all(self, refusal: base.RefusedError | None) -> None:
