@@ -27,6 +27,7 @@ from typing import Any, Self
 from urllib.parse import quote
 
 import httpx
+from pydantic import BaseModel, Field
 
 from llm_pipeline.base import detached
 from llm_pipeline.base.errors import ConfigError, StageCrashed, Transient
@@ -81,14 +82,9 @@ def start_airflow(
     for component, arguments in components.items():
         if not _running(home, component):
             module = "llm_pipeline.demo.airflow_process" if arguments[0] in _FORKING else "airflow"
-            detached.start(
-                f"airflow {component}",
-                [sys.executable, "-m", module, *arguments],
-                _record(home, component),
-                log=home / "logs" / f"{component}.log",
-                environment=environment,
-                directory=home,
-            )
+            command, record = [sys.executable, "-m", module, *arguments], _record(home, component)
+            output = home / "logs" / f"{component}.log"
+            detached.start(f"airflow {component}", command, record, log=output, environment=environment, directory=home)
     _wait_until_healthy(home, access, tuple(components))
     log.info("Airflow is up", url=access.url, user=USERNAME, password_file=str(_password_file(home)))
     return access
@@ -115,7 +111,8 @@ def stop_airflow(home: Path) -> None:
 
 
 def _environment(home: Path, port: int, releases: Path | None) -> dict[str, str]:
-    keys = _keys(home)
+    fernet = urlsafe_b64encode(secrets.token_bytes(32)).decode()
+    keys = _kept(home / "keys.json", {"fernet": fernet, "api": secrets.token_hex(32), "jwt": secrets.token_hex(32)})
     binaries = str(Path(sys.executable).parent)
     python_path = [str(_REPOSITORY), str(_REPOSITORY / "plugins"), os.environ.get("PYTHONPATH", "")]
     return {
@@ -146,18 +143,6 @@ def _environment(home: Path, port: int, releases: Path | None) -> dict[str, str]
         "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
         "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
     }
-
-
-def _keys(home: Path) -> dict[str, str]:
-    """The secrets that the four processes share."""
-    return _kept(
-        home / "keys.json",
-        {
-            "fernet": urlsafe_b64encode(secrets.token_bytes(32)).decode(),
-            "api": secrets.token_hex(32),
-            "jwt": secrets.token_hex(32),
-        },
-    )
 
 
 def _password_file(home: Path) -> Path:
@@ -195,14 +180,8 @@ def _migrate(home: Path, environment: Mapping[str, str]) -> None:
     if marker.exists() and marker.read_text() == wanted and (home / "airflow.db").exists():
         return
     log.info("making Airflow's database", directory=str(home))
-    done = subprocess.run(
-        [sys.executable, "-m", "airflow", "db", "migrate"],
-        env=dict(environment),
-        cwd=home,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-m", "airflow", "db", "migrate"]
+    done = subprocess.run(command, env=dict(environment), cwd=home, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise ConfigError(f"airflow db migrate failed:\n{(done.stdout + done.stderr)[-2000:]}", where=str(home))
     marker.write_text(wanted)
@@ -257,13 +236,12 @@ class AirflowAccess:
     password: str = field(repr=False)
 
 
-@dataclass(frozen=True)
-class TaskState:
+class TaskState(BaseModel):
     """One task instance as the API reports it.
 
     Attributes:
         map_index: -1 for a task that is not mapped.
-        label: The rendered map index; empty when there is none.
+        label: The rendered map index; None where there is none.
         state: Airflow's state; None before it is scheduled.
         tries: How often it was started.
         seconds: How long its last try ran; None while it has not ended.
@@ -271,10 +249,10 @@ class TaskState:
 
     task_id: str
     map_index: int
-    label: str
+    label: str | None = Field(alias="rendered_map_index")
     state: str | None
-    tries: int
-    seconds: float | None
+    tries: int = Field(alias="try_number")
+    seconds: float | None = Field(alias="duration")
 
 
 class AirflowClient:
@@ -323,17 +301,7 @@ class AirflowClient:
         path = f"{_run_path(dag_id, run_id)}/taskInstances"
         found = self.call("GET", path, params={"limit": 1000})["task_instances"]
         ordered = sorted(found, key=lambda one: (one["start_date"] or "~", one["task_id"], one["map_index"]))
-        return [
-            TaskState(
-                task_id=one["task_id"],
-                map_index=one["map_index"],
-                label=one["rendered_map_index"] or "",
-                state=one["state"],
-                tries=one["try_number"],
-                seconds=one["duration"],
-            )
-            for one in ordered
-        ]
+        return [TaskState.model_validate(one) for one in ordered]
 
     def pending_approvals(self, dag_id: str, run_id: str) -> list[tuple[str, int]]:
         """Requests to a human that can be answered: task id and map index.

@@ -105,7 +105,7 @@ class FollowedRun:
             release_id = str(self._client.xcom(*self._run, "resolve"))
             self._flow = ReleaseProgress.open(self._deployment, release_id)
         name = task.task_id.rpartition(".")[2]
-        subject = task.label.partition(" ")[0] if task.map_index >= 0 else ""
+        subject = (task.label or "").partition(" ")[0] if task.map_index >= 0 else ""
         subject = "" if subject.isdigit() else subject  # a task that never ran has no label but its index
         result = self._result(name, subject)
         seconds = f"{task.seconds:6.1f} s" if task.seconds is not None else " " * 8

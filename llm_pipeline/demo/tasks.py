@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import random
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 WORDS = (
@@ -87,13 +87,7 @@ def _copy(draw: random.Random) -> Item:
     return Item(f"copy {words} :", words)
 
 
-TASKS: Mapping[Callable[[random.Random], Item], float] = {
-    _facts: 2.0,
-    _add: 1.2,
-    _bigger: 0.6,
-    _majority: 0.5,
-    _copy: 0.8,
-}
+TASKS = {_facts: 2.0, _add: 1.2, _bigger: 0.6, _majority: 0.5, _copy: 0.8}
 """How often the trainer draws each task: more of what takes longer to learn."""
 
 
