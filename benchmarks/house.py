@@ -48,7 +48,7 @@ def config_stops() -> list[tuple[str, str]]:
     from llm_pipeline_airflow.discovery import dags_of
 
     from llm_pipeline.release import execute
-    from llm_pipeline.release.process import main as stage_process
+    from llm_pipeline.release.execute import main as stage_process
 
     operator_made = ("plugins/llm_pipeline_airflow/operators.py", "StageOperator.__init__")
     milestones = {

@@ -93,6 +93,6 @@ def _make_the_models_own(produced: Produced, model: str) -> None:
 if __name__ == "__main__":
     run_stage.run = run
     execute.load_stage = run_stage.load_stage
-    from llm_pipeline.release.process import main
+    from llm_pipeline.release.execute import main
 
     raise SystemExit(main(sys.argv[1:]))

@@ -14,7 +14,7 @@ from llm_pipeline.base.logging import get_logger
 from llm_pipeline.hub.access import connect
 from llm_pipeline.release import execute
 from llm_pipeline.release.contract import Stage, StageContext, StageOutput
-from llm_pipeline.release.process import main
+from llm_pipeline.release.execute import main
 
 log = get_logger("tests.stage")
 real_load_stage = execute.load_stage

@@ -200,7 +200,7 @@ SLOW = ("aiohttp", "httpx", "huggingface_hub", "numpy", "torch")
 _PROGRAM = """
 import sys
 from llm_pipeline.release.flow import release_flow
-from llm_pipeline.release.process import main
+from llm_pipeline.release.execute import main
 from llm_pipeline.release.execute import load_stage
 
 for step in release_flow():

@@ -16,7 +16,7 @@ from llm_pipeline.base.labels import LABEL_PREFIX
 from llm_pipeline.base.yaml_template import render_yaml
 from llm_pipeline.config.environment import ClaimMount
 from llm_pipeline.release.contract import StageRequest
-from llm_pipeline.release.process import IN_STORE
+from llm_pipeline.release.execute import IN_STORE
 from llm_pipeline.release.time_limit import GRACE_SECONDS
 from llm_pipeline.runners.runner import STAGE_VARIABLES, Job
 from llm_pipeline.runners.shared import request_labels

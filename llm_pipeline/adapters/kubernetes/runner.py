@@ -32,8 +32,7 @@ from llm_pipeline.base.errors import PipelineError, StageCrashed, Transient
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.release.contract import OUTCOME, StageFailure, StageRequest, StageResult, result_of
-from llm_pipeline.release.execute import publishes
-from llm_pipeline.release.process import job_outcome_name
+from llm_pipeline.release.execute import job_outcome_name, publishes
 from llm_pipeline.runners.runner import Job, Placement
 from llm_pipeline.runners.shared import INSTALL_IN_IMAGE, crash, environment_of, image_of, job_base_name, work_hash
 from llm_pipeline.runners.stage_environment import withheld_secrets

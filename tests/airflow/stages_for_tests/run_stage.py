@@ -148,6 +148,6 @@ def resolve(context: StageContext) -> StageOutput:
 
 if __name__ == "__main__":
     execute.load_stage = load_stage
-    from llm_pipeline.release.process import main
+    from llm_pipeline.release.execute import main
 
     raise SystemExit(main(sys.argv[1:]))

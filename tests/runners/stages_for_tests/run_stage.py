@@ -61,6 +61,6 @@ if __name__ == "__main__":
     stage = Stage(name="choose", version=1, config=Script, run=run, reusable="TEST_REUSABLE" in os.environ)
     execute.load_stage = lambda _name: stage
     time_limit.GRACE_SECONDS = float(os.environ.get("TEST_GRACE_SECONDS", time_limit.GRACE_SECONDS))
-    from llm_pipeline.release.process import main
+    from llm_pipeline.release.execute import main
 
     raise SystemExit(main(sys.argv[1:]))
