@@ -42,7 +42,7 @@ def circles() -> list[tuple[str, ...]]:
 
 def config_stops() -> list[tuple[str, str]]:
     """Files and functions, in the order in which the config of a small release comes to them from DAG to stage."""
-    sys.path[:0] = [str(ROOT / folder) for folder in (".", "plugins", "tests", "tests/airflow", "tests/doubles")]
+    sys.path[:0] = [str(ROOT / folder) for folder in (".", "plugins", "tests/airflow", "tests/doubles", "tests")]
     from conftest import STAGES, write_project  # chooses Airflow's home before Airflow is imported
     from in_process_runner import scripted_stages
     from llm_pipeline_airflow.discovery import dags_of

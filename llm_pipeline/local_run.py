@@ -19,8 +19,17 @@ from llm_pipeline.base.untrusted_text import one_line
 from llm_pipeline.base.verdict import Verdict, worst
 from llm_pipeline.canary.people import answer
 from llm_pipeline.config.overrides import Overrides
-from llm_pipeline.notifications.event import Event, Origin, answered, asked, failed, judged
-from llm_pipeline.notifications.telling import keep_run, tell, tell_canary
+from llm_pipeline.notifications.telling import (
+    Event,
+    Origin,
+    answered,
+    asked,
+    failed,
+    judged,
+    keep_run,
+    tell,
+    tell_canary,
+)
 from llm_pipeline.operations.decisions import decide, put
 from llm_pipeline.operations.upkeep import replace_holders
 from llm_pipeline.planning.host import check_directories, require_routers

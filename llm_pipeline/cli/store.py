@@ -74,8 +74,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _verify_served(options: argparse.Namespace) -> int:
-    from llm_pipeline.notifications.event import Origin, verified
-    from llm_pipeline.notifications.telling import tell
+    from llm_pipeline.notifications.telling import Origin, tell, verified
     from llm_pipeline.operations.verification import summary, verify_place
 
     (deployment, store), found, last = opened(options), [], []

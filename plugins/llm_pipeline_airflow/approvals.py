@@ -34,8 +34,7 @@ from llm_pipeline.canary import people
 from llm_pipeline.canary.record import Phase, read_canary_record
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.store import Store
-from llm_pipeline.notifications.event import answered, asked
-from llm_pipeline.notifications.telling import tell_canary
+from llm_pipeline.notifications.telling import Event, Origin, answered, asked, tell_canary
 from llm_pipeline.operations.decisions import decide, put, read_decision
 from llm_pipeline.questions import approval_facts, planned_text, question_of, replaced, replaces_nothing
 from llm_pipeline.release.decision import Decision, decision_name
@@ -48,18 +47,16 @@ from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.place_state import StepApproval, place_name, read_place
 from llm_pipeline_airflow.claim import claim_of
 from llm_pipeline_airflow.connections import config_with_secrets, fetch_secrets
-from llm_pipeline_airflow.faults import contained, get_logger, refused
-from llm_pipeline_airflow.links import report_page
-from llm_pipeline_airflow.notifications import ReleaseNotifier, page_of
+from llm_pipeline_airflow.faults import contained, get_logger
+from llm_pipeline_airflow.links import page_of, report_page
 from llm_pipeline_airflow.operators import RELEASE_ID_TEMPLATE
 from llm_pipeline_airflow.states import passed_targets, require_begun
+from llm_pipeline_airflow.task_endings import Happened, ReleaseNotifier, refused
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from llm_pipeline.notifications.event import Event, Origin
     from llm_pipeline.release.tasks import Task
-    from llm_pipeline_airflow.notifications import Happened
 
 log = get_logger(__name__)
 

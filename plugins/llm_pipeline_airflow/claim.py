@@ -19,8 +19,9 @@ from llm_pipeline.release.loading import ConfiguredRelease, load_release
 from llm_pipeline.store import open_store
 from llm_pipeline_airflow.connections import config_with_secrets
 from llm_pipeline_airflow.ended import who_ended
-from llm_pipeline_airflow.faults import get_logger, refused
+from llm_pipeline_airflow.faults import get_logger
 from llm_pipeline_airflow.started_run import overrides_of, revision_of_run
+from llm_pipeline_airflow.task_endings import refused
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -1,33 +1,17 @@
-"""What all of our DAGs say: owner, retries, tags and when they run by the clock."""
+"""What all of our DAGs say: documentation, tags and when they run by the clock."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from datetime import timedelta
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from airflow.sdk import CronTriggerTimetable, ExceptionRetryPolicy, RetryAction, RetryRule
+from airflow.sdk import CronTriggerTimetable
 from airflow.sdk.exceptions import AirflowTimetableInvalid
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from llm_pipeline.base.errors import ConfigError
-from llm_pipeline_airflow.notifications import callbacks
-
-_RETRIES = 3
-_FIRST_DELAY = timedelta(seconds=10)
-_LONGEST_DELAY = timedelta(minutes=10)
-_RETRY_POLICY = ExceptionRetryPolicy(
-    rules=[
-        RetryRule(
-            exception=["llm_pipeline_airflow.faults.Refused", "llm_pipeline.base.errors.Terminal"],
-            action=RetryAction.FAIL,
-            reason="a terminal error: trying again cannot help",
-        )
-    ]
-)
-"""All other errors are tried again, with Airflow's exponential back-off."""
 
 
 @cache
@@ -39,29 +23,6 @@ def _templates() -> Environment:
 def documentation(kind: str, **values: Any) -> str:
     """The documentation of a DAG in Markdown, from the template of its kind."""
     return _templates().get_template(f"{kind}.md.jinja").render(**values)
-
-
-def task_defaults(owner: str, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Arguments of all tasks of our DAGs: who owns them, when they are tried again, and who is told how they ended.
-
-    Args:
-        owner: Of the DAG.
-        given: What somebody wants otherwise; their callbacks are called beside ours.
-    """
-    theirs, ours = dict(given or {}), callbacks()
-    for name in ours.keys() & theirs.keys():
-        own = theirs[name]
-        theirs[name] = [ours[name], *(own if isinstance(own, list | tuple) else [own])]
-    return {
-        "owner": owner,
-        "retries": _RETRIES,
-        "retry_delay": _FIRST_DELAY,
-        "retry_exponential_backoff": True,
-        "max_retry_delay": _LONGEST_DELAY,
-        "retry_policy": _RETRY_POLICY,
-        **ours,
-        **theirs,
-    }
 
 
 _LONGEST_TAG = 100

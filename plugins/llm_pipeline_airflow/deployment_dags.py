@@ -25,24 +25,21 @@ from llm_pipeline.base.logging import LogRelay
 from llm_pipeline.canary.record import Phase, latest_canary
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import each_file_read_once
-from llm_pipeline.notifications.event import verified
-from llm_pipeline.notifications.telling import tell_canary
+from llm_pipeline.notifications.telling import Event, Origin, tell_canary, verified
 from llm_pipeline.release.loading import LoadedRelease, load_release
 from llm_pipeline.runners.stage_environment import command_environment
 from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.place_state import read_place
 from llm_pipeline_airflow.assets import ROLLBACKS, tell_rollback
 from llm_pipeline_airflow.connections import deployment_with_secrets
-from llm_pipeline_airflow.dag_options import cron_timetable, dag_tags, documentation, task_defaults
-from llm_pipeline_airflow.faults import Refused, contained, get_logger, refused
+from llm_pipeline_airflow.dag_options import cron_timetable, dag_tags, documentation
+from llm_pipeline_airflow.faults import contained, get_logger
 from llm_pipeline_airflow.placement import placement_of_targets
 from llm_pipeline_airflow.settings import release_configs
+from llm_pipeline_airflow.task_endings import Happened, Refused, refused, task_defaults
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
-
-    from llm_pipeline.notifications.event import Event, Origin
-    from llm_pipeline_airflow.notifications import Happened
 
 log = get_logger(__name__)
 

@@ -10,13 +10,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
 
-from llm_pipeline.base.errors import ExitCode, PipelineError, as_pipeline_error, is_unexpected, traceback_of
+from llm_pipeline.base.errors import PipelineError, as_pipeline_error, is_unexpected, traceback_of
 from llm_pipeline.base.logging import OURS, THIRD_PARTIES, Lines, clean_records, quiet_third_parties
-
-if TYPE_CHECKING:
-    from airflow.sdk import Context
 
 quiet_third_parties()
 clean_records((*(name for name in OURS if name != "__main__"), *THIRD_PARTIES), with_traceback=True)
@@ -28,27 +24,6 @@ def get_logger(name: str) -> logging.Logger:
 
 
 log = get_logger(__name__)
-
-
-class Refused(SystemExit):
-    """Fails a task for good: a verdict, a person's answer or bad input, of which Airflow's traceback would say nothing.
-
-    Of every exception but this kind Airflow logs a traceback. The retry policy of our tasks never tries again after it.
-    """
-
-    def __init__(self, why: str) -> None:
-        super().__init__(why)
-        self.code = int(ExitCode.NO_GO)  # which Airflow logs
-
-
-def refused(context: Context, why: str, *, told: bool = False) -> Refused:
-    """What to raise; before, the reason is logged, unless the stage's log told it, and the task gets its label."""
-    if not told:
-        log.error("%s", Lines(why))
-    ti: Any = context.get("ti")
-    if label := getattr(getattr(ti, "task", None), "label", ""):  # Airflow renders it for other exceptions only
-        ti.rendered_map_index = label
-    return Refused(why)
 
 
 @contextmanager

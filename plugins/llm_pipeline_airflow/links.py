@@ -1,4 +1,4 @@
-"""Buttons below a task's details."""
+"""Pages about a run: where they are, and the buttons below a task's details that lead to them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from airflow.sdk import BaseOperatorLink
+from airflow.sdk.configuration import conf
 
 if TYPE_CHECKING:
-    from airflow.sdk import BaseOperator
+    from airflow.sdk import BaseOperator, Context
     from airflow.sdk.types import TaskInstanceKey
 
 REPORT_ROUTE = "release-report"
@@ -30,4 +31,16 @@ class ReleaseReportLink(BaseOperatorLink):
 
 def report_page(dag_id: str, run_id: str) -> str:
     """The report's tab on a run's page, relative to the `<base>` of Airflow's UI."""
-    return f"dags/{quote(dag_id, safe='')}/runs/{quote(run_id, safe='')}/plugin/{REPORT_ROUTE}"
+    return f"{_run_page(dag_id, run_id)}/plugin/{REPORT_ROUTE}"
+
+
+def page_of(context: Context, *, with_report: bool = True) -> str:
+    """The page of a DAG run for people outside Airflow; empty where `[api] base_url` does not say where Airflow is."""
+    ti, base = context.get("ti"), conf.get("api", "base_url", fallback="") or ""
+    if ti is None or not base:
+        return ""
+    return f"{base.rstrip('/')}/{(report_page if with_report else _run_page)(ti.dag_id, ti.run_id)}"
+
+
+def _run_page(dag_id: str, run_id: str) -> str:
+    return f"dags/{quote(dag_id, safe='')}/runs/{quote(run_id, safe='')}"

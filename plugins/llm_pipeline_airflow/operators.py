@@ -15,7 +15,7 @@ from airflow.sdk.exceptions import AirflowSkipException, TaskDeferralError, Task
 
 from llm_pipeline.base.errors import ErrorDocument, RemoteStageError, Terminal, Transient, from_document
 from llm_pipeline.base.logging import LogRelay
-from llm_pipeline.notifications.event import judged
+from llm_pipeline.notifications.telling import Event, Origin, judged
 from llm_pipeline.operations.upkeep import replace_holders
 from llm_pipeline.release.contract import StageRequest, StageResult
 from llm_pipeline.release.decision import note_ended
@@ -27,21 +27,20 @@ from llm_pipeline.store import open_store
 from llm_pipeline_airflow.claim import claim_of
 from llm_pipeline_airflow.connections import config_with_secrets
 from llm_pipeline_airflow.ended import who_ended
-from llm_pipeline_airflow.faults import get_logger, refused
+from llm_pipeline_airflow.faults import get_logger
 from llm_pipeline_airflow.job_trigger import JobTrigger, may_be_watched, watched_job
 from llm_pipeline_airflow.links import ReleaseReportLink
 from llm_pipeline_airflow.placement import queue_of
 from llm_pipeline_airflow.runs import remember_run
 from llm_pipeline_airflow.started_run import overrides_of, remember_commit, revision_of_run, run_name, who_started
 from llm_pipeline_airflow.states import require_begun
+from llm_pipeline_airflow.task_endings import Happened, refused
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
     from pydantic import JsonValue
 
-    from llm_pipeline.notifications.event import Event, Origin
     from llm_pipeline.release.tasks import Task
-    from llm_pipeline_airflow.notifications import Happened
 
 log = get_logger(__name__)
 

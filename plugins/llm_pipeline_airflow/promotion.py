@@ -10,7 +10,7 @@ from llm_pipeline.release.contract import StageRequest, StageResult
 from llm_pipeline_airflow.assets import ROLLBACKS, event_extra, tell_rollback
 from llm_pipeline_airflow.connections import config_with_secrets
 from llm_pipeline_airflow.faults import contained
-from llm_pipeline_airflow.notifications import page_of
+from llm_pipeline_airflow.links import page_of
 from llm_pipeline_airflow.operators import StageOperator
 from llm_pipeline_airflow.states import task_states
 

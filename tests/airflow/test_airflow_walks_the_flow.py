@@ -36,7 +36,7 @@ def release(tmp_path_factory, make_project, airflow_database, in_process):
     project = make_project(tmp_path_factory.mktemp("release"), approval=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AIRFLOW__LLM_PIPELINE__RELEASES", str(project.config.parent))
-        patch.setattr("llm_pipeline_airflow.dag_options._FIRST_DELAY", timedelta(0))
+        patch.setattr("llm_pipeline_airflow.task_endings._FIRST_DELAY", timedelta(0))
         yield project
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from llm_pipeline_airflow.approvals import DecisionOperator
 from llm_pipeline_airflow.dag_factory import release_dag
-from llm_pipeline_airflow.faults import Refused
+from llm_pipeline_airflow.task_endings import Refused
 
 from llm_pipeline.base.errors import ConfigError, ExitCode
 from llm_pipeline.base.verdict import Verdict

@@ -14,8 +14,7 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowSkipException, ParamValidationError
 from llm_pipeline_airflow.deployment_dags import FoundWrong, GuardOperator, RollBackOperator, VerifyOperator
 from llm_pipeline_airflow.discovery import all_dags, dags_of
-from llm_pipeline_airflow.faults import Refused
-from llm_pipeline_airflow.notifications import ReleaseNotifier
+from llm_pipeline_airflow.task_endings import Refused, ReleaseNotifier
 from place_here import SERVED, pointer, serve
 
 from llm_pipeline.base.errors import ConfigError

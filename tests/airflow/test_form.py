@@ -9,9 +9,8 @@ import pytest
 from airflow.sdk import RetryAction
 from airflow.sdk.exceptions import AirflowSkipException
 from llm_pipeline_airflow.dag_factory import release_dag
-from llm_pipeline_airflow.dag_options import task_defaults
-from llm_pipeline_airflow.faults import Refused
 from llm_pipeline_airflow.operators import ResolveOperator
+from llm_pipeline_airflow.task_endings import Refused, task_defaults
 
 from llm_pipeline.base.errors import ConfigError, InternalError, StageCrashed, Transient
 from llm_pipeline.config.overrides import Overrides

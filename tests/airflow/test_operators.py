@@ -27,7 +27,7 @@ def release(tmp_path_factory, make_project, airflow_database, in_process) -> Cal
     run.config, run.store = project.config, open_store(f"file://{project.root}/store")
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("AIRFLOW__LLM_PIPELINE__RELEASES", str(project.config.parent))
-        environment.setattr("llm_pipeline_airflow.dag_options._FIRST_DELAY", timedelta(seconds=1))
+        environment.setattr("llm_pipeline_airflow.task_endings._FIRST_DELAY", timedelta(seconds=1))
         yield run
 
 

@@ -12,7 +12,7 @@ from airflow.sdk import DAG
 from airflow.utils.session import create_session
 from llm_pipeline_airflow.assets import live_model
 from llm_pipeline_airflow.dag_factory import release_dag
-from llm_pipeline_airflow.notifications import ReleaseNotifier
+from llm_pipeline_airflow.task_endings import ReleaseNotifier
 from place_here import pointer, serve
 from sqlalchemy import select
 

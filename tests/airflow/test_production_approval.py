@@ -14,9 +14,8 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, T
 from llm_pipeline_airflow import approvals
 from llm_pipeline_airflow.approvals import DecisionOperator, DecisionTrigger, QuestionOperator
 from llm_pipeline_airflow.dag_factory import release_dag
-from llm_pipeline_airflow.faults import Refused
-from llm_pipeline_airflow.notifications import ReleaseNotifier
 from llm_pipeline_airflow.states import require_begun
+from llm_pipeline_airflow.task_endings import Refused, ReleaseNotifier
 from place_here import pointer, serve
 
 from llm_pipeline.base.errors import Transient

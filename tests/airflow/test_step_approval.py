@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from llm_pipeline_airflow.approvals import StepApprovalOperator
 from llm_pipeline_airflow.dag_factory import release_dag
-from llm_pipeline_airflow.faults import Refused
+from llm_pipeline_airflow.task_endings import Refused
 from place_here import canary_record, pointer, serve
 
 from llm_pipeline.base.records import ArtifactRef

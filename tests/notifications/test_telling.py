@@ -12,8 +12,7 @@ from pydantic import TypeAdapter
 
 from llm_pipeline.canary.record import CanaryEvent, EventKind, canary_record_name
 from llm_pipeline.config.deployment import Notifications
-from llm_pipeline.notifications.event import Event, Origin, of_canary
-from llm_pipeline.notifications.telling import NotSent, check_channel, tell, tell_canary
+from llm_pipeline.notifications.telling import Event, NotSent, Origin, check_channel, of_canary, tell, tell_canary
 
 pytest.importorskip("apprise")
 
