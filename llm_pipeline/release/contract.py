@@ -29,6 +29,16 @@ EnvironmentName = str
 """`control`, `model`, or one that a target names."""
 
 
+TASKS_DATASET = "tasks"
+PROMPTS_DATASET = "prompts"
+"""Names of data sets of a release."""
+
+
+def calibration_dataset(recipe: str) -> str:
+    """Name of a recipe's calibration set among the data sets of a release."""
+    return f"calibration.{recipe}"
+
+
 class TimeLimit(Frozen):
     """How long a stage may take, in seconds.
 

@@ -15,8 +15,7 @@ from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Judgement
 from llm_pipeline.config.quantization import Precision
 from llm_pipeline.config.release import CheckpointEvaluation, Evaluation
-from llm_pipeline.release.contract import Inputs, Produced, Stage, StageContext, StageOutput
-from llm_pipeline.release.datasets import TASKS_DATASET
+from llm_pipeline.release.contract import TASKS_DATASET, Inputs, Produced, Stage, StageContext, StageOutput
 
 if TYPE_CHECKING:
     from llm_pipeline.accuracy.evaluate import Evaluated

@@ -28,8 +28,7 @@ from llm_pipeline.config.release import Drill
 from llm_pipeline.config.workload import Workload, longest
 from llm_pipeline.operations.decisions import require_production_approved
 from llm_pipeline.operations.switching import start
-from llm_pipeline.release.contract import Inputs, Produced, Stage, StageContext, StageOutput
-from llm_pipeline.release.datasets import PROMPTS_DATASET
+from llm_pipeline.release.contract import PROMPTS_DATASET, Inputs, Produced, Stage, StageContext, StageOutput
 from llm_pipeline.release.trusted_pointers import require_served
 from llm_pipeline.stages.place_config import PlaceConfig
 from llm_pipeline.store.lease import Lease, LeaseLost

@@ -28,8 +28,7 @@ from llm_pipeline.loadtest.outcome import (
     write_outcome,
 )
 from llm_pipeline.loadtest.physics import PhysicalLimits
-from llm_pipeline.release.contract import Produced, Stage, StageContext, StageOutput
-from llm_pipeline.release.datasets import PROMPTS_DATASET
+from llm_pipeline.release.contract import PROMPTS_DATASET, Produced, Stage, StageContext, StageOutput
 from llm_pipeline.stages.request_parts import server_software, staging_endpoint
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ from llm_pipeline.base.records import Metric
 from llm_pipeline.config.model import ConfigModel
 from llm_pipeline.config.quantization import Precision, QuantizationRecipe
 from llm_pipeline.config.release import ready_checkpoint
-from llm_pipeline.release.contract import Inputs, Produced, Stage, StageContext, StageOutput
-from llm_pipeline.release.datasets import calibration_dataset
+from llm_pipeline.release.contract import Inputs, Produced, Stage, StageContext, StageOutput, calibration_dataset
 from llm_pipeline.stages.download import CHECKPOINT, DownloadConfig, download_config, fetch
 
 if TYPE_CHECKING:

@@ -23,8 +23,14 @@ from llm_pipeline.config.quantization import NAMED_SET, Calibration
 from llm_pipeline.config.release import ready_checkpoint
 from llm_pipeline.hub.model_card import license_change, require_license
 from llm_pipeline.planning.plan import plan_release
-from llm_pipeline.release.contract import Stage, StageContext, StageOutput
-from llm_pipeline.release.datasets import PROMPTS_DATASET, TASKS_DATASET, calibration_dataset
+from llm_pipeline.release.contract import (
+    PROMPTS_DATASET,
+    TASKS_DATASET,
+    Stage,
+    StageContext,
+    StageOutput,
+    calibration_dataset,
+)
 from llm_pipeline.release.execute import outdate_summary, results_name
 from llm_pipeline.release.loading import LoadedRelease, load_release
 from llm_pipeline.release.newest import newest_of_config, note_release

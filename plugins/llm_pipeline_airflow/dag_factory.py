@@ -30,11 +30,11 @@ from llm_pipeline_airflow.approvals import QuestionOperator, StepApprovalOperato
 from llm_pipeline_airflow.assets import live_model
 from llm_pipeline_airflow.claim import ClaimSensor, GiveBackOperator
 from llm_pipeline_airflow.dag_options import dag_tags, documentation
-from llm_pipeline_airflow.form import form_of
 from llm_pipeline_airflow.operators import LABEL_TEMPLATE, ReportOperator, ResolveOperator, StageOperator
 from llm_pipeline_airflow.placement import placement_arguments
 from llm_pipeline_airflow.promotion import NotifyingOperator, RollbackOperator, SettleOperator
-from llm_pipeline_airflow.runs import dag_id_of
+from llm_pipeline_airflow.settings import dag_id_of
+from llm_pipeline_airflow.started_run import form_of
 from llm_pipeline_airflow.task_endings import task_defaults
 from llm_pipeline_airflow.watch import release_schedule
 

@@ -18,8 +18,7 @@ from llm_pipeline.config.loading import each_file_read_once
 from llm_pipeline_airflow.dag_factory import release_dag
 from llm_pipeline_airflow.deployment_dags import KINDS, deployment_dag, used_deployments
 from llm_pipeline_airflow.faults import contained
-from llm_pipeline_airflow.runs import dag_id_of
-from llm_pipeline_airflow.settings import release_configs, release_folders, require_folders
+from llm_pipeline_airflow.settings import dag_id_of, release_configs, release_folders, require_folders
 
 
 def all_dags(dag_file: str) -> dict[str, DAG]:

@@ -31,8 +31,14 @@ from llm_pipeline_airflow.faults import get_logger
 from llm_pipeline_airflow.job_trigger import JobTrigger, may_be_watched, watched_job
 from llm_pipeline_airflow.links import ReleaseReportLink
 from llm_pipeline_airflow.placement import queue_of
-from llm_pipeline_airflow.runs import remember_run
-from llm_pipeline_airflow.started_run import overrides_of, remember_commit, revision_of_run, run_name, who_started
+from llm_pipeline_airflow.started_run import (
+    overrides_of,
+    remember_commit,
+    remember_run,
+    revision_of_run,
+    run_name,
+    who_started,
+)
 from llm_pipeline_airflow.states import require_begun
 from llm_pipeline_airflow.task_endings import Happened, refused
 

@@ -3,7 +3,8 @@
     [llm_pipeline]
     releases = /srv/team-a/releases, /srv/team-b/releases
 
-`AIRFLOW__LLM_PIPELINE__RELEASES` says the same. `provider.py` lists every option for `airflow config list`.
+`AIRFLOW__LLM_PIPELINE__RELEASES` says the same. `provider.py` lists every option for `airflow config list`. Each
+release config that is found there has a DAG of its own.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from airflow.sdk.configuration import conf
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.config.files import yaml_files
+from llm_pipeline_airflow.links import DAG_PREFIX
 
 SECTION = "llm_pipeline"
 RELEASES_DEFAULT = "releases, configs/releases"
@@ -46,6 +48,24 @@ def release_folders(dag_file: str | Path | None = None) -> tuple[Path, ...]:
 def release_configs(folders: tuple[Path, ...] | None = None) -> list[Path]:
     """The release configs in folders, or in all of this installation."""
     return [path for folder in (release_folders() if folders is None else folders) for path in yaml_files(folder)]
+
+
+def dag_id_of(config_path: Path) -> str:
+    """The DAG of a release config."""
+    return f"{DAG_PREFIX}{config_path.stem}"
+
+
+def config_path_of(dag_id: str) -> Path:
+    """The release config of a DAG.
+
+    Raises:
+        ConfigError: It is not a release's DAG, or its config is gone.
+    """
+    for path in release_configs():
+        if dag_id_of(path) == dag_id:
+            return path
+    folders = ", ".join(map(str, release_folders()))
+    raise ConfigError(f"{dag_id!r} is not the DAG of a release config", where=folders, hint=RELEASES_HINT)
 
 
 def require_folders(folders: tuple[Path, ...]) -> None:

@@ -34,7 +34,7 @@ from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline_airflow.connections import fetch_secrets
 from llm_pipeline_airflow.dag_options import cron_timetable
 from llm_pipeline_airflow.faults import get_logger, known_fault
-from llm_pipeline_airflow.runs import dag_id_of
+from llm_pipeline_airflow.settings import dag_id_of
 
 log = get_logger(__name__)
 

@@ -30,23 +30,24 @@ from fastapi.routing import APIRoute
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from sqlalchemy import select
 
-from llm_pipeline.base.errors import ConfigError, IntegrityError, InternalError, PipelineError
+from llm_pipeline.base.errors import ConfigError, IntegrityError, InternalError, PipelineError, Transient
 from llm_pipeline.base.logging import Lines, get_logger
 from llm_pipeline.base.untrusted_text import several_lines
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.release import ReleaseConfig
+from llm_pipeline.config.store import StoreModel
 from llm_pipeline.inspection.comparison import Comparison, compare
 from llm_pipeline.inspection.release_summaries import ReleaseSummary, read_releases
 from llm_pipeline.release.loading import ConfiguredRelease, load_config
 from llm_pipeline.release.record import read_release_record, report_name
 from llm_pipeline.release.watch_record import WatchStatus, read_status
-from llm_pipeline.store import ArtifactStore
+from llm_pipeline.store import ArtifactStore, open_store
 from llm_pipeline.store.references import PointerReference, ReleaseReference, readable_pointers
 from llm_pipeline_airflow.connections import config_with_secrets
 from llm_pipeline_airflow.faults import contained, known_fault
 from llm_pipeline_airflow.links import DAG_PREFIX
-from llm_pipeline_airflow.runs import config_path_of, dag_id_of, release_of_run, store_to_read
-from llm_pipeline_airflow.settings import release_configs
+from llm_pipeline_airflow.settings import config_path_of, dag_id_of, release_configs
+from llm_pipeline_airflow.started_run import release_of_run
 
 log = get_logger(__name__)
 
@@ -180,7 +181,7 @@ def run_report(dag_id: str, run_id: str) -> HTMLResponse:
         if not configs:
             return page(404, "No report", text=str(error))
     for config in configs:
-        store = store_to_read(config_with_secrets(config).deployment.store)
+        store = _store_to_read(config_with_secrets(config).deployment.store)
         if (release_id := release_of_run(store, dag_id, run_id)) is not None:
             return _report(store, release_id)
     return page(404, "No report yet", text="The run's first stage has not named its release yet.")
@@ -194,7 +195,7 @@ def release_report(dag_id: str, release_id: str) -> HTMLResponse:
     """The report of a release of a DAG's release config."""
     try:
         loaded = config_with_secrets(config_path_of(dag_id))
-        store = store_to_read(loaded.deployment.store)
+        store = _store_to_read(loaded.deployment.store)
         config = read_release_record(store, release_id).release.name
     except ConfigError as error:
         return page(404, "No report", text=str(error))
@@ -259,7 +260,7 @@ def compared(user: GetUserDep, release: Annotated[list[str], Query()] = []) -> H
     comparison = None
     if stores[0].uri == stores[1].uri:
         references = (ReleaseReference(one.row.release_id) for one in (first, second))
-        comparison = compare(store_to_read(stores[0]), *references)
+        comparison = compare(_store_to_read(stores[0]), *references)
     return side_by_side(first, second, comparison)
 
 
@@ -291,7 +292,7 @@ class _Shown:
         placed: list[PointerReference] = []
         for uri, settings in {one.deployment.store.uri: one.deployment.store for one in self.configs.values()}.items():
             with contained(f"reading {uri}") as faults:
-                store = store_to_read(settings)
+                store = _store_to_read(settings)
                 (whole, damaged), (pointers, lost) = read_releases(store), readable_pointers(store)
                 releases += [one for one in whole if one.row.config in self.configs]
                 placed += pointers
@@ -336,9 +337,21 @@ class _Shown:
             if loaded.config.watch is None or loaded.deployment.store.uri in self.away:
                 continue
             with contained(f"the watch of {name}") as faults:
-                found.append((loaded.config, read_status(store_to_read(loaded.deployment.store), name)))
+                found.append((loaded.config, read_status(_store_to_read(loaded.deployment.store), name)))
             self.unread += [str(fault) for fault in faults]
         return found
+
+
+def _store_to_read(settings: StoreModel) -> ArtifactStore:
+    """The store of a deployment, for a page that shows what is in it.
+
+    Raises:
+        Transient: It is a directory that this host does not have, so that nothing can be said of what is in it.
+    """
+    if settings.directory is not None and not settings.directory.is_dir():
+        hint = "mount it on the API server's host; if no release was ever made, the first one makes it"
+        raise Transient("this host has no such directory of a store", where=settings.uri, hint=hint)
+    return open_store(settings)
 
 
 def _used(dag_ids: Iterable[str]) -> set[str]:

@@ -4,7 +4,7 @@ import re
 from types import SimpleNamespace
 
 import pytest
-from llm_pipeline_airflow.runs import release_of_run, remember_run
+from llm_pipeline_airflow.started_run import release_of_run, remember_run
 from markdown_it import MarkdownIt
 from poisoned_text import LONG_TEXT, poisoned_strings
 

@@ -14,8 +14,7 @@ from llm_pipeline_airflow import web
 from llm_pipeline_airflow.bundle import ReleaseDagBundle
 from llm_pipeline_airflow.discovery import all_dags, check_release_configs
 from llm_pipeline_airflow.provider import get_provider_info
-from llm_pipeline_airflow.runs import config_path_of
-from llm_pipeline_airflow.settings import RELEASES_DEFAULT, release_folders
+from llm_pipeline_airflow.settings import RELEASES_DEFAULT, config_path_of, release_folders
 
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.release.loading import load_config

@@ -19,8 +19,7 @@ from llm_pipeline.hub.access import Hub, NotOnTheHub
 from llm_pipeline.hub.sources import fetch_dataset_file
 from llm_pipeline.planning import host
 from llm_pipeline.quantization.calibration import read_sources
-from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult
-from llm_pipeline.release.datasets import calibration_dataset
+from llm_pipeline.release.contract import StageFailure, StageRequest, StageResult, calibration_dataset
 from llm_pipeline.release.execute import execute
 from llm_pipeline.release.loading import load_release
 from llm_pipeline.release.record import read_release_record

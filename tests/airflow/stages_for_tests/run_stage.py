@@ -112,7 +112,7 @@ def output(context: StageContext, plan: dict) -> StageOutput:
 def resolve(context: StageContext) -> StageOutput:
     from llm_pipeline.artifacts.pinned import HubFile, PinnedModel
     from llm_pipeline.planning.memory import climbing_order
-    from llm_pipeline.release.datasets import PROMPTS_DATASET
+    from llm_pipeline.release.contract import PROMPTS_DATASET
     from llm_pipeline.release.newest import note_release
     from llm_pipeline.release.record import ReleaseRecord, release_record_name
 
