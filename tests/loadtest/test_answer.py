@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from scripted_server import chunk as event
 
-from llm_pipeline.loadtest.client.answer import Answer
-from llm_pipeline.loadtest.client.serving import hand_back
+from llm_pipeline.loadtest.client.serving import Answer, hand_back
 from llm_pipeline.loadtest.records import Fault
 from llm_pipeline.loadtest.traffic import LoadRequest
 

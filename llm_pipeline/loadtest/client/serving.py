@@ -4,6 +4,10 @@ Connections are aiohttp's, kept open, and as many as there are requests under wa
 the client, and the server would look better than it is. A server may close a kept connection at any moment, also while
 a request is on its way: a request on such a connection, of which not one byte was answered, is sent again, and its
 latency goes on from its schedule. Nothing else is ever sent twice.
+
+Every byte that arrives is read and timed here. The first token is the first chunk with text in it, not the first chunk.
+Tokens are those the server counts, chunk by chunk. A failure is data: a stream may break off, or say under HTTP 200
+that it failed. So every answer is checked, by the rules of `serving/completions`, which read it too.
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ import threading
 import time
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from http import HTTPStatus
+from math import isnan, nan
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -29,16 +35,38 @@ import uvloop
 from numpy.typing import NDArray
 
 from llm_pipeline.config.endpoint import Endpoint
-from llm_pipeline.loadtest.client.answer import Answer
 from llm_pipeline.loadtest.records import COLUMNS, Fault
 from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
 from llm_pipeline.serving.client import NO_ANSWER
-from llm_pipeline.serving.completions import COMPLETIONS_PATH, GenerationParameters, header_secrets, request_body, shown
+from llm_pipeline.serving.completions import (
+    COMPLETIONS_PATH,
+    KEPT_CHARACTERS,
+    CompletionReader,
+    Flaw,
+    GenerationParameters,
+    Piece,
+    header_secrets,
+    refusal_text,
+    request_body,
+    shown,
+)
 from llm_pipeline.serving.endpoint_access import tls_context
 
 _ORPHANED = 1
 _IDLE_SECONDS = 300.0
 _monotonic = time.monotonic
+_KEPT_BYTES = 1 << 16  # of the body of a refusal
+_SHED_STATUSES = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+_FAULTS: Mapping[Flaw, Fault] = {
+    "error": Fault.ERROR_IN_ANSWER,
+    "malformed": Fault.MALFORMED,
+    "cut": Fault.CUT,
+    "cancelled": Fault.CANCELLED,
+    "ended": Fault.ERROR_IN_ANSWER,
+    "long": Fault.LONG,
+    "short": Fault.SHORT,
+    "empty": Fault.EMPTY,
+}
 
 
 def serve_parent() -> None:
@@ -210,3 +238,70 @@ def _pace(start: float, moments: Sequence[float], loop: asyncio.AbstractEventLoo
     for moment in moments:
         time.sleep(max(0.0, start + moment - _monotonic()))
         loop.call_soon_threadsafe(due.put_nowait, moment)
+
+
+class Answer:
+    """One request and its answer so far; all moments are CLOCK_MONOTONIC seconds.
+
+    Attributes:
+        request: What is asked.
+        reader: Has its tokens.
+        status: HTTP status; 0 before the answer begins.
+        fault: What became of it, once it has ended.
+        detail: What the failure said, cut to what `serving.completions` keeps.
+        first_text_at: First chunk with text; NaN without one.
+        last_text_at: Last chunk with text; NaN without one.
+        longest_gap: Longest silence between two chunks, in seconds.
+    """
+
+    def __init__(self, request: LoadRequest, model: str | None = None) -> None:
+        self.request, self.reader = request, CompletionReader(model, stream=True)
+        self.status, self.fault, self.detail = 0, Fault.NONE, ""
+        self.first_text_at, self.last_text_at, self.longest_gap = nan, nan, 0.0
+        self._previous_at, self._finish_reason, self._refusal = 0.0, "", b""
+
+    def take(self, body: bytes, now: float) -> None:
+        """Take the next bytes of the body, at any boundary; once there is a fault, no more are wanted."""
+        if self.status != HTTPStatus.OK:
+            self._refusal = (self._refusal + body)[:_KEPT_BYTES]
+            return
+        self._note(self.reader.take(body), now)
+        if self.reader.wrong:
+            self.complete(now)
+        elif 0 < self.request.cancel_after_tokens <= self.reader.tokens and not self._finish_reason:
+            self.end(Fault.LEFT, "")  # as planned; an answer that is already whole is read to its end
+
+    def _note(self, pieces: Sequence[Piece], now: float) -> None:
+        for text, tokens, reason in pieces:
+            if text:
+                self.last_text_at = now
+                if isnan(self.first_text_at):
+                    self.first_text_at = now
+            if text or tokens or reason != self._finish_reason:  # an empty chunk ends no silence
+                self._finish_reason = reason
+                if self._previous_at:
+                    self.longest_gap = max(self.longest_gap, now - self._previous_at)
+                self._previous_at = now
+
+    def end(self, fault: Fault, detail: str) -> None:
+        """Nothing more will come."""
+        self.fault, self.detail = fault, detail[:KEPT_CHARACTERS]
+
+    def break_off(self, now: float, detail: str) -> None:
+        """The connection was lost; what came in whole lines may be all of the answer."""
+        if self.status:
+            self.complete(now, lost=True)
+        else:
+            self.end(Fault.CONNECTION, detail)
+
+    def complete(self, now: float, *, lost: bool = False) -> None:
+        """The body has ended: judge it, unless it has a fault already."""
+        if self.fault:
+            return
+        if self.status != HTTPStatus.OK:
+            fault = Fault.SHED if self.status in _SHED_STATUSES else Fault.REFUSED
+            self.end(fault, f"HTTP {self.status}: {refusal_text(self._refusal)}")
+            return
+        self._note(self.reader.end(lost=lost), now)
+        if flaw := self.reader.flaw(most=self.request.maximum_tokens, ignore_eos=True):
+            self.end(_FAULTS[flaw[0]], flaw[1])
