@@ -27,8 +27,7 @@ from numpy.typing import NDArray
 from llm_pipeline.base.verdict import Verdict
 from llm_pipeline.config.policy import LoadTestPolicy, ServiceLevel
 from llm_pipeline.loadtest.gate import judge_share
-from llm_pipeline.loadtest.session import windows_grown
-from llm_pipeline.loadtest.windows import longest_wait
+from llm_pipeline.loadtest.session import longest_wait, windows_grown
 from llm_pipeline.statistics.intervals import critical_value
 
 POLICY = LoadTestPolicy(service_level=ServiceLevel(first_token_milliseconds=1), attainment=0.95, confidence=0.98)

@@ -19,9 +19,8 @@ from llm_pipeline.loadtest.outcome import (
     write_outcome,
 )
 from llm_pipeline.loadtest.records import Fault, Records, write_records
-from llm_pipeline.loadtest.session import highest_passed
+from llm_pipeline.loadtest.session import highest_passed, summarize_window
 from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
-from llm_pipeline.loadtest.windows import summarize_window
 
 LEVEL = ServiceLevel(
     first_token_milliseconds=250.0,

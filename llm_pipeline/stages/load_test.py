@@ -100,8 +100,7 @@ def run(context: StageContext[LoadTestConfig]) -> StageOutput:
     from llm_pipeline.loadtest.measure import LoadClient
     from llm_pipeline.loadtest.outcome import token_cost
     from llm_pipeline.loadtest.prompts import open_counter
-    from llm_pipeline.loadtest.session import run_session
-    from llm_pipeline.loadtest.windows import Windows
+    from llm_pipeline.loadtest.session import Windows, run_session
     from llm_pipeline.loadtest.workload import TrafficSource
     from llm_pipeline.serving.endpoint_access import require_served
     from llm_pipeline.serving.repository_links import fetch_links

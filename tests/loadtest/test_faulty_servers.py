@@ -14,8 +14,7 @@ from llm_pipeline.config.workload import Workload
 from llm_pipeline.loadtest.measure import LoadClient
 from llm_pipeline.loadtest.outcome import LoadTestOutcome
 from llm_pipeline.loadtest.records import Fault
-from llm_pipeline.loadtest.session import run_session
-from llm_pipeline.loadtest.windows import Windows
+from llm_pipeline.loadtest.session import Windows, run_session
 from llm_pipeline.loadtest.workload import TrafficSource
 
 pytestmark = [

@@ -11,8 +11,8 @@ from llm_pipeline.loadtest.findings import WIDTH, findings, format_load_test
 from llm_pipeline.loadtest.measure import MeasuredWindow
 from llm_pipeline.loadtest.outcome import LoadTestOutcome, ServerUse, deciding_windows, quantile_of
 from llm_pipeline.loadtest.records import Fault
+from llm_pipeline.loadtest.session import longest_wait, summarize_window
 from llm_pipeline.loadtest.traffic import LoadRequest, Traffic
-from llm_pipeline.loadtest.windows import longest_wait, summarize_window
 
 
 @pytest.fixture(scope="module")

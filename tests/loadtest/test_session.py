@@ -13,9 +13,8 @@ from llm_pipeline.config.policy import LoadTestPolicy, RateSearch, ServiceLevel
 from llm_pipeline.config.workload import Workload
 from llm_pipeline.loadtest.measure import MeasuredWindow
 from llm_pipeline.loadtest.outcome import LoadTestOutcome, RatePoint, deciding_windows
-from llm_pipeline.loadtest.session import highest_passed, rates_to_confirm, run_session, search_highest_rate
+from llm_pipeline.loadtest.session import Windows, highest_passed, rates_to_confirm, run_session, search_highest_rate
 from llm_pipeline.loadtest.traffic import Traffic
-from llm_pipeline.loadtest.windows import Windows
 
 POLICY = LoadTestPolicy(service_level=ServiceLevel(first_token_milliseconds=500), attainment=0.98, search=None)
 WORKLOAD = Workload(prompts="p.jsonl", rate_per_second=RATE, duration_seconds=60)
