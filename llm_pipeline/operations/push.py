@@ -29,9 +29,8 @@ from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.flow import APPROVAL
 from llm_pipeline.release_progress import ReleaseProgress
 from llm_pipeline.reporting.collect import collect
-from llm_pipeline.reporting.headline import ended_in_rollback, flow_order
+from llm_pipeline.reporting.headline import ended_in_rollback, flow_order, stage_label
 from llm_pipeline.reporting.hub_card import PROVENANCE_DIRECTORY, CardFacts, render_card
-from llm_pipeline.reporting.model import stage_label
 from llm_pipeline.store.manifest import MANIFEST_FILE, SIGNATURE_FILE
 from llm_pipeline.store.place_state import read_place
 

@@ -37,6 +37,7 @@ from llm_pipeline.reporting.headline import (
     recipe_in_words,
     release_headline,
     released_facts,
+    stage_label,
     stops,
 )
 from llm_pipeline.reporting.highlights import highlights
@@ -50,7 +51,6 @@ from llm_pipeline.reporting.model import (
     ReportData,
     TrafficSeries,
     Trial,
-    stage_label,
 )
 from llm_pipeline.reporting.spending import read_spending
 from llm_pipeline.store import ArtifactStore

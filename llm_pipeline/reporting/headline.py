@@ -16,7 +16,7 @@ from llm_pipeline.release.decision import Decision
 from llm_pipeline.release.flow import clears_up, release_flow, step_named
 from llm_pipeline.release.record import ReleaseRecord
 from llm_pipeline.release.step import Effect, Scope
-from llm_pipeline.reporting.model import Fact, Headline, State, stage_label
+from llm_pipeline.reporting.model import Fact, Headline, State
 from llm_pipeline.store.place_state import PlaceState, Pointer
 
 
@@ -201,6 +201,11 @@ def stops(failure: StageFailure, results: Results) -> bool:
     recipe = step is not None and step.scope is Scope.RECIPE and bool(chosen) and failure.subject not in chosen
     clears_up = step is not None and not step.decides and step.effect is not Effect.PRODUCTION
     return not recipe and not clears_up and not is_trial(failure.stage, failure.subject)
+
+
+def stage_label(one: StageResult | StageFailure) -> str:
+    """Stage and subject, as people write them: `load test, cpu`."""
+    return ", ".join(filter(None, (one.stage.replace("_", " "), one.subject)))
 
 
 def failure_in_words(failed: StageFailure) -> str:

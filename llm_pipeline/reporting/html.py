@@ -15,8 +15,9 @@ from llm_pipeline.release.evidence_text import bounds_in_words
 from llm_pipeline.reporting.accuracy_plot import pareto_points, plot_accuracy, plot_pareto
 from llm_pipeline.reporting.canary_plot import plot_canary, plot_evidence
 from llm_pipeline.reporting.figure import Plot
+from llm_pipeline.reporting.headline import stage_label
 from llm_pipeline.reporting.load_plots import draw_load
-from llm_pipeline.reporting.model import ReportData, stage_label, verdict_in_words
+from llm_pipeline.reporting.model import ReportData
 
 _TEMPLATE = "template.html.jinja"
 
@@ -46,13 +47,20 @@ def render_report(data: ReportData) -> str:
     plots = {plot.name: plot for plot in draw_plots(data)}
     return environment.from_string(source).render(
         data=data,
-        verdict=verdict_in_words(data),
+        verdict=_verdict_in_words(data),
         plots=plots,
         symbol=_SYMBOL,
         load_tables=findings,
         load_in_words=rates_in_words,
         drawn=Markup,  # our own SVG: matplotlib escapes its texts
     )
+
+
+def _verdict_in_words(data: ReportData) -> str:
+    """The release's verdict, or why there is none."""
+    if data.headline.verdict is not None:
+        return data.headline.verdict.value
+    return "error, no verdict" if data.headline.state == "failed" else "no verdict yet"
 
 
 def draw_plots(data: ReportData) -> Iterator[Plot]:

@@ -185,11 +185,6 @@ class LoadStudy(Frozen):
         return level.first_token_milliseconds if curve == "first token" else level.end_to_end_milliseconds
 
 
-def stage_label(one: StageResult | StageFailure) -> str:
-    """Stage and subject, as people write them: `load test, cpu`."""
-    return ", ".join(filter(None, (one.stage.replace("_", " "), one.subject)))
-
-
 class ReportData(Frozen):
     """A release as its report shows it; every part may be empty when the release stopped early.
 
@@ -230,10 +225,3 @@ class ReportData(Frozen):
     datasets: dict[str, ArtifactRef] = Field(default={})
     evaluation_data: tuple[DataRead, ...] = ()
     gaps: tuple[str, ...] = ()
-
-
-def verdict_in_words(data: ReportData) -> str:
-    """The release's verdict, or why there is none."""
-    if data.headline.verdict is not None:
-        return data.headline.verdict.value
-    return "error, no verdict" if data.headline.state == "failed" else "no verdict yet"
