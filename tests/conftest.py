@@ -234,15 +234,22 @@ def kubernetes_server():
         yield server
 
 
-@pytest.fixture
-def engine(tmp_path, monkeypatch):
-    """The double of a Docker engine, with one image."""
-    from docker_engine import DockerEngine
+@pytest.fixture(scope="session")
+def started_engine():
+    """A container engine with one image, for all tests of this process."""
+    from container_engine import real_engine
 
-    double = DockerEngine(tmp_path)
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{double.socket}")
-    yield double
-    double.close()
+    with real_engine() as started:
+        yield started
+
+
+@pytest.fixture
+def engine(started_engine, monkeypatch):
+    """A real container engine, whose program is found first."""
+    monkeypatch.setenv("PATH", str(started_engine.program.parent), prepend=":")
+    yield started_engine
+    for name in started_engine.names("--all"):
+        started_engine.ask("rm", "--force", name)
 
 
 @pytest.fixture

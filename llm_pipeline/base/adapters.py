@@ -93,7 +93,8 @@ _OURS: Mapping[Group, Mapping[str, str]] = {
     },
     "runners": {
         "process": "llm_pipeline.adapters.local.adapter:RUNNER",
-        "docker": "llm_pipeline.adapters.docker.adapter:RUNNER",
+        "docker": "llm_pipeline.adapters.local.adapter:CONTAINERS",
+        "podman": "llm_pipeline.adapters.local.adapter:CONTAINERS",
         "kubernetes": "llm_pipeline.adapters.kubernetes.adapter:RUNNER",
     },
     "stores": {

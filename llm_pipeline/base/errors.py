@@ -217,7 +217,6 @@ _EXTRAS = {
         "optimum", "pyarrow", "safetensors", "torch", "transformers",
     },
     "store-s3": {"boto3", "botocore"},
-    "docker": {"docker", "requests"},
     "kubernetes": {"kubernetes"},
     "mlflow": {"mlflow"},
     "signing": {"OpenSSL", "cryptography", "model_signing", "sigstore"},

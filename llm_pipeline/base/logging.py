@@ -27,7 +27,7 @@ OURS = ("llm_pipeline", "llm_pipeline_airflow", "__main__")
 """Loggers of this package; the last one is that of a module run by `python -m`."""
 
 THIRD_PARTIES = (
-    "aiohttp", "boto3", "botocore", "docker", "filelock", "fsspec", "httpcore", "httpcore2", "httpx", "httpx2",
+    "aiohttp", "boto3", "botocore", "filelock", "fsspec", "httpcore", "httpcore2", "httpx", "httpx2",
     "huggingface_hub", "kubernetes", "requests", "s3transfer", "smtplib", "urllib3", "websocket",
 )  # fmt: skip
 """Loggers of libraries that write the addresses they ask, presigned ones too, below the level WARNING."""

@@ -66,7 +66,7 @@ class Job(Frozen):
     Attributes:
         runner: The kind of what runs it.
         environment: The deployment's environment that it runs in.
-        name: The container's or the Kubernetes Job's name; empty for a process.
+        name: Its name, and that of its container or Kubernetes Job.
         directory: Holds `request.json`, `log.jsonl`, `process.json` and, at the end, `result.json`, as far as the
             runner keeps them on this host; nothing for a Kubernetes Job.
         request_digest: Digest of the request, so that the same request is not started twice.
@@ -299,8 +299,7 @@ class Watch:
         if now - self._heard_at <= limit.seconds + grace and now - self._began <= limit.longest_seconds + grace:
             return
         error = time_limit.out_of_time(limit, ran=now - self._began)
-        where = self._job.name or str(self._job.directory)
-        log.error("the stage hangs, and does not end itself: stopping it", job=where)
+        log.error("the stage hangs, and does not end itself: stopping it", log=self._job.log_place)
         try:
             runner.cancel(self._job)
         except PipelineError as problem:

@@ -66,17 +66,15 @@ def work_hash(request: StageRequest) -> str:
     return sha256_json([request.release_id, request.stage, request.subject])[:16]
 
 
-def job_base_name(request: StageRequest, request_digest: str, place: str = "") -> str:
+def job_base_name(request: StageRequest, *exact: str) -> str:
     """Name of a request's jobs without the number of the attempt: a DNS label of at most 51 characters.
 
     Args:
         request: Gives the readable part.
-        request_digest: Tells requests apart that would read alike.
-        place: Tells apart what else may share an engine: another deployment's work directory.
+        exact: Tells apart what would read alike: the request's digest, or the work directory of its deployment.
     """
     readable = re.sub(r"[^a-z0-9]+", "-", f"llm-{request.stage}-{request.subject}".lower())[:_READABLE_LENGTH]
-    exact = sha256_json([work_hash(request), request_digest, place])[:_HASH_LENGTH]
-    return f"{readable.strip('-')}-{exact}"
+    return f"{readable.strip('-')}-{sha256_json([work_hash(request), *exact])[:_HASH_LENGTH]}"
 
 
 def request_labels(request: StageRequest) -> dict[str, str]:
@@ -92,20 +90,22 @@ def request_labels(request: StageRequest) -> dict[str, str]:
     return labels | ({f"{LABEL_PREFIX}subject": label_value(request.subject)} if request.subject else {})
 
 
-def crash(how: str, lines: Sequence[str], *, where: str, again: str, install: str) -> StageCrashed | ConfigError:
+def crash(
+    how: str, lines: Sequence[str], *, where: str, install: str, again: str = "run it again: finished work is kept"
+) -> StageCrashed | ConfigError:
     """The error of a stage without an outcome: most can be run again, but not one whose interpreter lacks the package.
 
     Args:
         how: What is known of its end.
         lines: Its log, as far as there is one.
         where: Its job.
-        again: What to do about a crash.
         install: What to do about an interpreter that does not run this package.
+        again: What to do about a crash.
     """
     if said := _never_began(lines):
         return ConfigError(f"the stage's interpreter does not run this package: {said}", where=where, hint=install)
     last = "\n".join(line[:_LONGEST_LINE] for line in lines[-_LAST_LINES:])
-    return StageCrashed(f"{how}; its last lines:\n{last}", where=where, hint=again)
+    return StageCrashed(f"the stage ended without a result: {how}; its last lines:\n{last}", where=where, hint=again)
 
 
 def _never_began(lines: Sequence[str]) -> str:

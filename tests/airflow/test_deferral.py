@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 import yaml
 from airflow.sdk.exceptions import TaskDeferred
-from docker_engine import IMAGE
 from waiting import until
 
-from llm_pipeline.adapters.docker.adapter import DockerEnvironment
+from llm_pipeline.adapters.local.adapter import ContainerEnvironment
 from llm_pipeline.base.errors import RemoteStageTransient, Transient
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.loading import load_yaml
@@ -41,29 +40,30 @@ class StateStore(dict):
         self.pop(key, None)
 
 
-def in_containers(root: Path, python: str) -> dict:
-    return {"runner": "docker", "image": IMAGE, "python": python, "network": "none"}
-
-
-def in_pods(root: Path, python: str) -> dict:
-    claim = {"claim": "shared", "path": str(root), "writable": True}
-    return {"runner": "kubernetes", "namespace": "llm", "image": IMAGE, "python": python, "claims": [claim]}
-
-
-def put(project, make, **changes) -> None:
+def put(project, environment: dict[str, Any]) -> None:
     """Let the deployment's stages run in containers or pods."""
     path = project.root / "configs/deployments/here.yaml"
     deployment = yaml.safe_load(path.read_text())
-    deployment["environments"]["control"] = make(project.root, str(project.root / "python")) | changes
+    deployment["environments"]["control"] = environment
     path.write_text(yaml.safe_dump(deployment))
+
+
+def put_in_pods(project) -> None:
+    claim = {"claim": "shared", "path": str(project.root), "writable": True}
+    python = str(project.root / "python")
+    put(project, {"runner": "kubernetes", "namespace": "llm", "image": "model:1", "python": python, "claims": [claim]})
+
+
+def put_in_containers(project, engine) -> None:
+    put(project, engine.environment(str(project.root / "python"), project.root))
 
 
 @pytest.fixture(params=["engine", "cluster"])
 def place(request, project):
-    """The double of an engine or of a cluster, in which stages run."""
-    double = request.getfixturevalue(request.param)
-    put(project, in_containers if request.param == "engine" else in_pods)
-    return double
+    """A container engine, or the double of a cluster, in which stages run."""
+    there = request.getfixturevalue(request.param)
+    put_in_pods(project) if request.param == "cluster" else put_in_containers(project, there)
+    return there
 
 
 @dataclass
@@ -194,7 +194,7 @@ class WorkerDied(BaseException):
 
 
 def test_a_try_after_a_worker_killed_before_it_noted_the_job_follows_the_same_pod(cluster, task, monkeypatch):
-    put(task.project, in_pods)
+    put_in_pods(task.project)
 
     def die(*_):
         raise WorkerDied
@@ -254,7 +254,7 @@ def test_a_stage_whose_end_no_triggerer_told_is_followed_by_a_worker(place, task
 
 
 def test_a_stage_that_hangs_is_stopped_by_the_triggerer(cluster, task, monkeypatch):
-    put(task.project, in_pods)
+    put_in_pods(task.project)
     task.project.script(**{f"report/{SUBJECT}": {"hang": True}})
     monkeypatch.setattr(time_limit, "GRACE_SECONDS", 0.1)
     first = task.operator()
@@ -279,11 +279,12 @@ def watchable(monkeypatch, environment, *, executor="CeleryExecutor", queues="Fa
 
 
 def test_a_task_waits_where_a_triggerer_can_see_its_container(monkeypatch):
-    docker = DockerEnvironment(runner="docker", image=IMAGE)
+    docker, podman = (ContainerEnvironment(runner=runner, image="model:1") for runner in ("docker", "podman"))
     assert not watchable(monkeypatch, docker)
     assert watchable(monkeypatch, docker, executor="LocalExecutor")
     assert watchable(monkeypatch, docker, queues="True")
     assert watchable(monkeypatch, docker, engine="tcp://10.0.0.7:2376")
+    assert not watchable(monkeypatch, podman, engine="tcp://10.0.0.7:2376")
 
 
 def test_a_stage_of_this_host_keeps_its_worker(task):
@@ -295,7 +296,7 @@ def test_a_task_that_tells_people_while_its_stage_runs_keeps_its_worker(engine, 
     from llm_pipeline_airflow.promotion import NotifyingOperator
 
     assert NotifyingOperator(task_id="canary", stage="canary", config_path="").stays
-    put(task.project, in_containers)
+    put_in_containers(task.project, engine)
     staying = task.operator()
     staying.stays = True
     looks = []
@@ -310,7 +311,7 @@ def test_a_task_that_tells_people_while_its_stage_runs_keeps_its_worker(engine, 
 
 
 def test_the_triggerer_of_a_task_is_that_of_its_own_queue(engine, task):
-    put(task.project, in_containers)
+    put_in_containers(task.project, engine)
     table = [{"queue": "on-a"}, {"queue": "on-b", "pool": "gpus"}]
     mapped = task.operator(executor_config={"llm_pipeline": table})
     task.context["ti"].map_index = 1

@@ -14,7 +14,7 @@ from llm_pipeline.release import loading
 
 DAGS = Path(__file__).resolve().parents[2] / "dags"
 HEAVY = {
-    "accelerate", "boto3", "botocore", "datasets", "docker", "fastapi", "huggingface_hub", "kubernetes", "lm_eval",
+    "accelerate", "boto3", "botocore", "datasets", "fastapi", "huggingface_hub", "kubernetes", "lm_eval",
     "matplotlib", "model_signing", "modelopt", "nncf", "numpy", "openvino", "optimum", "scipy", "torch", "transformers",
     "tritonclient",
 }  # fmt: skip

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from docker_engine import DockerEngine
 from free_ports import free_port
 from real_airflow import Run, kill_triggerer, make_home
-from test_deferral import in_containers, put
+from test_deferral import put_in_containers
 from waiting import until
 
 from llm_pipeline.base.labels import LABEL_PREFIX
@@ -25,7 +25,7 @@ NAMES = ("kept", "marked", "cleared")
 
 @dataclass
 class Jobs:
-    """An Airflow, the project of its DAG, and the double of an engine that its stages run in."""
+    """An Airflow, the project of its DAG, and the engine that its stages run in."""
 
     home: Path
     port: int
@@ -43,8 +43,7 @@ class Jobs:
 
     def running(self) -> set[str]:
         """The stages whose containers run."""
-        containers = [self.engine.container(name) for name in self.engine.names()]
-        return {one.options["Labels"][f"{LABEL_PREFIX}subject"] for one in containers if one.status == "running"}
+        return {name for name in NAMES if self.engine.names(f"--filter=label={LABEL_PREFIX}subject={name}")}
 
     def end(self, *names: str) -> None:
         """Let stages end."""
@@ -53,15 +52,13 @@ class Jobs:
 
 
 @pytest.fixture(scope="module")
-def jobs(tmp_path_factory, make_project, empty_database) -> Iterator[Jobs]:
+def jobs(tmp_path_factory, make_project, empty_database, started_engine) -> Iterator[Jobs]:
     root = tmp_path_factory.mktemp("jobs")
     home = root / "airflow"
     make_home(home, empty_database)
-    (root / "engine").mkdir()
-    engine = DockerEngine(root / "engine")
     (root / "containers").mkdir()
     project = make_project(root / "containers")
-    put(project, in_containers)
+    put_in_containers(project, started_engine)
     paths = {"until": "end", "file": "started", "hears": "said"}
     project.script(**{f"report/{n}": {key: f"{project.root}/{n}.{end}" for key, end in paths.items()} for n in NAMES})
     settings = {
@@ -69,16 +66,15 @@ def jobs(tmp_path_factory, make_project, empty_database) -> Iterator[Jobs]:
         "AIRFLOW__CORE__PARALLELISM": "1",
         "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "6",
         "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "1",
-        "DOCKER_HOST": f"unix://{engine.socket}",
+        "PATH": f"{started_engine.program.parent}:{os.environ['PATH']}",
         "JOBS_PROJECTS": str(root),
     }
-    airflow = Jobs(home, free_port(), settings, engine, project)
+    airflow = Jobs(home, free_port(), settings, started_engine, project)
     try:
         airflow.start()
         yield airflow
     finally:
         stop_airflow(home)
-        engine.close()
 
 
 @pytest.fixture(scope="module")

@@ -101,18 +101,14 @@ def _status(refused: Refused) -> Document:
     return document | {"reason": refused.reason, "message": refused.message}
 
 
-class Patient:
-    """Mixed into a server: a client that hangs up is no error."""
+class Server(ThreadingHTTPServer):
+    """A client that hangs up is no error."""
 
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
-
-
-class Server(Patient, ThreadingHTTPServer):
-    pass
 
 
 def handler(

@@ -1,12 +1,10 @@
-"""Places that stages run in, for the contract that all runners keep, and the doubles behind two of them."""
+"""Places that stages run in, for the contract that all runners keep."""
 
 from __future__ import annotations
 
-import io
 import os
 import signal
 import sys
-import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from llm_pipeline.adapters.docker.adapter import DockerEnvironment, Mount
 from llm_pipeline.adapters.kubernetes.adapter import KubernetesEnvironment
-from llm_pipeline.adapters.local.adapter import Interpreter
+from llm_pipeline.adapters.local.adapter import ContainerEnvironment, Interpreter
 from llm_pipeline.base import detached
 from llm_pipeline.config.deployment import Deployment
 from llm_pipeline.config.environment import ClaimMount, Environment
@@ -26,9 +23,15 @@ from llm_pipeline.runners.runner import Job, Placement, Runners, StageRunner
 REPOSITORY = Path(__file__).parents[2]
 STAGE = Path(__file__).parent / "stages_for_tests" / "run_stage.py"
 HERE = Placement(environment="control")
+_SUBMIT = """
+import sys
+from llm_pipeline.config.deployment import Deployment
+from llm_pipeline.runners.runner import Placement, Runners
+from llm_pipeline.release.contract import StageRequest
+deployment, request = Deployment.model_validate_json(sys.argv[1]), StageRequest.model_validate_json(sys.argv[2])
+print(Runners(deployment).submit(request, Placement(environment="control")).model_dump_json())
+"""
 
-from container_engine import real_engine
-from docker_engine import IMAGE
 from resolved_release import deployment_below
 from stage_interpreter import write_interpreter
 from waiting import until
@@ -54,6 +57,10 @@ class Place:
     def ended(runner: StageRunner, job: Job, seconds: float = 120.0) -> None:
         """Wait until the stage has ended."""
         until(lambda: not runner.is_active(job), seconds, look_seconds=0.03)
+
+    def submitting(self, request: StageRequest) -> list[str]:
+        """The command of another process that submits a request."""
+        return [sys.executable, "-c", _SUBMIT, self.deployment.model_dump_json(), request.model_dump_json()]
 
     def scripted(self, script: str, **environment: Any) -> Runners:
         """A runner whose stages are a shell script, in an environment with these settings."""
@@ -95,56 +102,11 @@ def process_place(deployment, python) -> Place:
 
 
 @pytest.fixture
-def docker_place(deployment, python, engine) -> Place:
-    there = DockerEnvironment(runner="docker", image=IMAGE, python=python, network="none")
+def container_place(deployment, python, engine, tmp_path) -> Place:
+    there = ContainerEnvironment(**engine.environment(python, tmp_path))
     return Place(
-        deployment(there, there.model_copy(update={"image": "registry.test/no/such:1"})),
-        lambda job: engine.container(job.name).signal(signal.SIGKILL),
-    )
-
-
-@pytest.fixture(scope="session")
-def real_container_engine() -> Iterator[tuple[str, str]]:
-    """Address of a real engine, Docker's or Podman's, and an image in it that is filled by mounts of this machine."""
-    import docker
-
-    with real_engine() as (client, address):
-        client.api.import_image_from_data(_skeleton(), repository="llm-test/skeleton", tag="latest")
-        mounts = [docker.types.Mount("/usr", "/usr", type="bind", read_only=True)]
-        client.containers.run(
-            "llm-test/skeleton:latest", ["/bin/true"], mounts=mounts, network_mode="none", remove=True
-        )
-        yield address, "llm-test/skeleton:latest"
-
-
-def _skeleton() -> bytes:
-    """An image of nothing but directories to mount on, and the links that programs are started through."""
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w") as archive:
-        for name in ("usr", "etc", "proc", "sys", "dev", "tmp"):
-            entry = tarfile.TarInfo(name)
-            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
-            archive.addfile(entry)
-        for name in ("bin", "lib", "lib64", "sbin"):
-            entry = tarfile.TarInfo(name)
-            entry.type, entry.linkname = tarfile.SYMTYPE, f"usr/{name}"
-            archive.addfile(entry)
-    return data.getvalue()
-
-
-@pytest.fixture
-def real_docker_place(deployment, python, real_container_engine, monkeypatch) -> Place:
-    import docker
-
-    address, image = real_container_engine
-    monkeypatch.setenv("DOCKER_HOST", address)
-    paths = {"/usr", str(REPOSITORY), sys.prefix, sys.base_prefix, str(Path(python).parent)}
-    outer = [path for path in sorted(paths) if not any(path.startswith(f"{other}/") for other in paths)]
-    mounts = tuple(Mount(source=path) for path in outer)
-    there = DockerEnvironment(runner="docker", image=image, python=python, network="none", mounts=mounts)
-    return Place(
-        deployment(there, there.model_copy(update={"image": "NO/no/such:1"})),
-        lambda job: docker.DockerClient(address).containers.get(job.name).kill(),
+        deployment(there, there.model_copy(update={"image": f"{engine.image}/no/such"})),
+        lambda job: engine.ask("kill", job.name),
     )
 
 
@@ -162,8 +124,9 @@ def real_kubernetes(tmp_path: Path, monkeypatch, kubernetes_server) -> Iterator[
 
 def _in_pods(deployment, python, tmp_path, cluster, *, namespace: str, node: Any, patience_minutes: float) -> Place:
     shared = ClaimMount(claim="shared", path=str(tmp_path), writable=True)
+    image = "registry.test/llm/model:1"
     there = KubernetesEnvironment(
-        runner="kubernetes", namespace=namespace, image=IMAGE, python=python, claims=(shared,)
+        runner="kubernetes", namespace=namespace, image=image, python=python, claims=(shared,)
     )
     node.missing_images.add("registry.test/no/such:1")
     changes = {"image": "registry.test/no/such:1", "start_timeout_minutes": patience_minutes}

@@ -1,4 +1,4 @@
-"""What every runner promises, in real processes: of this machine, of a container engine, and of two doubles.
+"""What every runner promises: in processes of this machine, in real containers, and in pods of a double.
 
 In `make test-thorough` pods are those of a real Kubernetes API server, too.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -27,20 +26,10 @@ from llm_pipeline.release.contract import TimeLimit
 from llm_pipeline.runners.runner import Job, Placement, Watch
 
 HERE = Placement(environment="control")
-_SUBMIT = """
-import sys
-from llm_pipeline.config.deployment import Deployment
-from llm_pipeline.runners.runner import Placement, Runners
-from llm_pipeline.release.contract import StageRequest
-deployment, request = Deployment.model_validate_json(sys.argv[1]), StageRequest.model_validate_json(sys.argv[2])
-print(Runners(deployment).submit(request, Placement(environment="control")).model_dump_json())
-"""
-
-
 REAL_KUBERNETES = pytest.param("real_kubernetes", marks=pytest.mark.thorough)
 
 
-@pytest.fixture(params=["process", "docker", "real_docker", "kubernetes", REAL_KUBERNETES])
+@pytest.fixture(params=["process", "container", "kubernetes", REAL_KUBERNETES])
 def place(request):
     return request.getfixturevalue(f"{request.param}_place")
 
@@ -51,8 +40,8 @@ def events(lines):
 
 def test_a_stage_that_another_process_started_is_followed_to_its_result(place):
     request = place.request(lines=40, seconds=3)
-    command = [sys.executable, "-c", _SUBMIT, place.deployment.model_dump_json(), request.model_dump_json()]
-    job = Job.model_validate_json(subprocess.run(command, check=True, capture_output=True).stdout)
+    submitted = subprocess.run(place.submitting(request), check=True, capture_output=True)
+    job = Job.model_validate_json(submitted.stdout)
     runner = place.runner()
     assert runner.submit(request, HERE) == job
     lines: list[str] = []

@@ -169,8 +169,7 @@ class KubernetesRunner:
         if pods:
             tail = cluster.log(name_of(pods[-1]), CONTAINER, timestamps="true", tailLines=str(_TAIL))
             lines, _ = lines_after(tail, 0)
-        where, how = f"Job {job.name}", f"the stage ended without a result: {how}"
-        raise crash(how, lines, where=where, again=advice, install=INSTALL_IN_IMAGE)
+        raise crash(how, lines, where=f"Job {job.name}", again=advice, install=INSTALL_IN_IMAGE)
 
     def _require_signed(self, job: Job, result: StageResult, document: Document) -> None:
         """Refuse a result that is not signed as its stage does, or is of another stage than the job."""

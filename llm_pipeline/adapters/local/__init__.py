@@ -1,1 +1,1 @@
-"""Everything on this host: a store in a directory, stages as processes, a Triton on loopback ports."""
+"""Everything on this host: a store in a directory, stages as processes or containers, a Triton on loopback ports."""

@@ -1,4 +1,7 @@
-"""The process runner: a stage as a detached process on this machine, found again after a crash of its starter."""
+"""The process runner: a stage as a detached process on this machine, found again after a crash of its starter.
+
+A stage in a container (`container.py`) is submitted in the same way, and its job's directory has the same files.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from llm_pipeline.runners.runner import (
     read_outcome,
     stage_command,
 )
-from llm_pipeline.runners.shared import crash
+from llm_pipeline.runners.shared import crash, job_base_name
 from llm_pipeline.runners.stage_environment import stage_environment
 
 _BATCH_NICENESS = 10
@@ -60,35 +63,46 @@ class ProcessRunner:
         """Start a stage; the same request while its job still runs gives that job.
 
         Raises:
-            ConfigError: The deployment has no interpreter for the environment, or it cannot be started.
+            ConfigError: The environment has no interpreter or image, or what runs it refuses.
+            Transient: A container engine or registry cannot be reached.
         """
-        environment = placement.environment
-        python = self._deployment.interpreter(environment)
-        if not os.access(python, os.X_OK):
-            problem = f"environment {environment!r} has no interpreter at {python}"
-            raise ConfigError(problem, hint=how_to_make_an_interpreter())
         text = request.model_dump_json(indent=1)
-        digest = sha256_bytes(text.encode())
+        name = job_base_name(request, str(self._work_root))
         with locked_jobs(self._work_root, request) as base:
             number = latest_number(base)
-            job = Job(environment=environment, directory=base / str(number), request_digest=digest)
-            if number and (process := detached.load(job.record)) is not None and process.alive:
-                if job.request.read_text() == text:
+            job = Job(
+                runner=self._deployment.environments[placement.environment].runner,
+                environment=placement.environment,
+                name=f"{name}-{number}",
+                directory=base / str(number),
+                request_digest=sha256_bytes(text.encode()),
+            )
+            if number:
+                if self.is_active(job) and job.request.read_text() == text:
                     return job
-                detached.stop(process)  # an older configuration of the same stage: superseded
-            job = job.model_copy(update={"directory": base / str(number + 1)})
+                self.clear(job)  # an older configuration of the stage is superseded; a crashed one was looked at
+            number += 1
+            job = job.model_copy(update={"name": f"{name}-{number}", "directory": base / str(number)})
             job.directory.mkdir()
             job.request.write_text(text)
-            process = detached.start(
-                f"stage {request.stage} {request.subject}".strip(),
-                stage_command(python, request.stage, job),
-                job.record,
-                log=job.log,
-                environment=stage_environment(request, self._deployment),
-            )
-            if environment == "model":
-                _yield_to_servers(process.pid)
+            self.start(request, placement, job)
             return job
+
+    def start(self, request: StageRequest, placement: Placement, job: Job) -> None:
+        """Start the stage of a job whose directory has its request."""
+        python = self._deployment.interpreter(placement.environment)
+        if not os.access(python, os.X_OK):
+            problem = f"environment {placement.environment!r} has no interpreter at {python}"
+            raise ConfigError(problem, hint=how_to_make_an_interpreter())
+        process = detached.start(
+            f"stage {request.stage} {request.subject}".strip(),
+            stage_command(python, request.stage, job),
+            job.record,
+            log=job.log,
+            environment=stage_environment(request, self._deployment),
+        )
+        if placement.environment == "model":
+            _yield_to_servers(process.pid)
 
     def is_active(self, job: Job) -> bool:
         """Whether the stage's process still runs."""
@@ -109,12 +123,10 @@ class ProcessRunner:
         """
         if result := read_outcome(job):
             return result
-        lines, _ = read_lines(job.log, 0)
         raise crash(
-            "the stage's process ended without a result (killed, or out of memory)",
-            lines,
+            "its process was killed, or out of memory",
+            read_lines(job.log, 0)[0],
             where=str(job.directory),
-            again="run it again: finished work is kept",
             install=how_to_make_an_interpreter(),
         )
 
@@ -122,6 +134,10 @@ class ProcessRunner:
         """Stop the stage and everything it started in its process group."""
         if process := detached.load(job.record):
             detached.stop(process, grace_seconds=20.0)
+
+    def clear(self, job: Job) -> None:
+        """Stop an attempt that another follows, and remove what it left outside of its directory."""
+        self.cancel(job)
 
 
 def _yield_to_servers(pid: int) -> None:

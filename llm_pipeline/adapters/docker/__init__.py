@@ -1,1 +1,0 @@
-"""Docker: its client, images, and stages as containers."""
