@@ -137,6 +137,9 @@ class SelectedTasks:
         loaded: Task = self.manager.load([spec])["tasks"][name]
         for key in data_here:  # as its file says, for who looks at what was asked
             loaded.set_config(key, task.configuration.get(key))
+        if loaded.OUTPUT_TYPE == "loglikelihood_rolling":
+            hint = "leave it out, or ask for single answers in a task file of your own"
+            raise ConfigError(f"task {name}: a perplexity is no share from 0 to 1 of a single item", hint=hint)
         own = loaded.get_config("num_fewshot")
         if own == 0 and options.num_fewshot:
             hint = f"leave num_fewshot out of evaluation.task_options.{name}"

@@ -204,13 +204,10 @@ def test_a_model_that_overflows_in_float16_is_not_told_as_damage(checkpoint, tas
 
 
 def test_a_task_without_a_share_an_item_is_refused_with_advice(checkpoint, tasks):
-    perplexity = {key: CHOICE[key] for key in CHOICE if key not in ("doc_to_choice", "metric_list")} | {
-        "task": "read", "output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{q}}",
-    }  # fmt: skip
     corpus = CHOICE | {"task": "corpus", "metric_list": [{"metric": "mcc"}]}
-    write_tasks(tasks, perplexity, corpus)
-    with pytest.raises(ConfigError, match=r"task (corpus: mcc|read: .*) is no share") as refused:
-        scorer(checkpoint, tasks, "read", "corpus", "pick").try_tasks()
+    write_tasks(tasks, corpus)
+    with pytest.raises(ConfigError, match="task corpus: mcc is no share") as refused:
+        scorer(checkpoint, tasks, "corpus", "pick").try_tasks()
     assert "task file of your own" in refused.value.hint
     one = scorer(checkpoint, tasks, "pick", task_options={"pick": TaskOptions(metric="acc")})
     one.try_tasks()

@@ -189,6 +189,7 @@ def test_a_card_says_which_files_are_read_and_the_first_configuration_may_be_abs
         ({}, {"rows.jsonl": '{"q": \n'}, "lm-eval cannot load it with the json data beside its file"),
         ({"num_fewshot": 0}, {}, "say takes no examples"),
         ({}, {}, "task_options names pik"),
+        ({"output_type": "loglikelihood_rolling"}, {}, "task say: a perplexity is no share"),
         ({"doc_to_text": "{{q"}, {}, r"task say in .*0\.yaml: lm-eval cannot load it with .*: TemplateSyntaxError"),
         ({"metric_list": [{"metric": "exact_match"}], "process_results": "!function steps.all"}, {}, "allow_task_code"),
     ],
