@@ -28,6 +28,7 @@ _LABEL = "label=app.kubernetes.io/managed-by=llm-pipeline"
 _PODMAN = """\
 #!/bin/sh
 export CONTAINERS_CONF={root}/containers.conf CONTAINERS_REGISTRIES_CONF={root}/registries.conf
+echo "WARN[0000] what Podman says beside its answers" >&2
 exec {podman} --storage-driver=vfs --root={root}/root --runroot={root}/run --log-level=error "$@"
 """
 _CONFIGURATION = """\
