@@ -20,13 +20,14 @@ from llm_pipeline.adapters.openvino.graph import (
     NativeWeights,
     _float32,
     _packed_constant,
+    _quantized_input,
     _round_to_fp8,
     _round_to_int8,
 )
 from llm_pipeline.artifacts.engine_description import EngineDescription, EngineFacts
 from llm_pipeline.artifacts.golden import GoldenPrompt, read_golden
 from llm_pipeline.artifacts.quantized_checkpoint import Checkpoint, StoredTensors
-from llm_pipeline.artifacts.tensor_formats import quantize_fp8, quantize_int8
+from llm_pipeline.artifacts.tensor_formats import quantize_fp8, quantize_fp8_per_token, quantize_int8
 from llm_pipeline.base.errors import IntegrityError, Unsupported
 from llm_pipeline.engines.builder import BuildInputs, engine_builder
 
@@ -196,6 +197,11 @@ def test_the_activation_quantizers_round_exactly_as_the_checkpoint_reader_does()
             model = ov.Model([rounded(source.output(0), at)], [source])
             engine = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
             assert (engine(values)[0] == expected(torch.tensor(values), at).numpy()).all()
+    tokens = torch.randn(1024, 128, generator=torch.Generator().manual_seed(0)).bfloat16().float()  # with ties
+    source = op.parameter([-1, 128], np.float32)
+    model = ov.Model([_quantized_input(source.output(0), "fp8_per_token", None, "")], [source])
+    engine = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    assert (engine(tokens.numpy())[0] == quantize_fp8_per_token(tokens).numpy()).all()
 
 
 def test_a_packed_constant_survives_the_array_it_was_made_from():

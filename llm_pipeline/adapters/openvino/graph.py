@@ -151,7 +151,7 @@ def _quantized_input(
     if activation == "fp8_per_token":
         # For each token the scale of its largest magnitude, as `quantization.activations` defines it.
         largest = op.reduce_max(op.abs(source), op.constant(np.array([-1], np.int64)), keep_dims=True)
-        of_token = op.divide(largest, _float32(FP8_MAXIMUM))
+        of_token = op.multiply(largest, _float32(1 / FP8_MAXIMUM))
         of_token = op.select(op.greater(largest, _float32(0.0)), of_token, _float32(1.0))
         return _round_to_fp8(source, of_token).output(0)
     if activation not in ("fp8", "int8") or scale is None:
