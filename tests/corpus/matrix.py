@@ -187,7 +187,7 @@ def _refusal(loaded: LoadedRelease) -> str:
         check_recipes(loaded, facts)
         planned = plan_target(loaded, loaded.release.target("cpu"), facts).recipes[0]
     except PipelineError as error:
-        said = re.sub(r"^\S+: recipe \S+: ", "", error.message, flags=re.MULTILINE).replace("\n", "; ")
+        said = re.sub(r"^\S+: (recipe \S+: )?", "", error.message, flags=re.MULTILINE).replace("\n", "; ")
         return said if "->" in said or not error.hint else f"{said} -> {error.hint}"
     return "" if planned.legal else f"{planned.reason} -> {planned.nearest}"
 
