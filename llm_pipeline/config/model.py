@@ -85,6 +85,27 @@ def _is_plain_url(url: str) -> str:
 PlainUrl = Annotated[str, Field(max_length=2048), AfterValidator(_is_plain_url)]
 """Where a service is; who we are to it stands in environment variables."""
 
+_CRON_FIELDS = (
+    "[0-5]?[0-9]",
+    "[01]?[0-9]|2[0-3]",
+    "0?[1-9]|[12][0-9]|3[01]|L",
+    "0?[1-9]|1[0-2]|[A-Z]{3}",
+    "[0-7]|[A-Z]{3}",
+)
+_CRON_PARTS = [rf"([*?]|({number})(-({number}))?(#[1-5])?)(/\d+)?" for number in _CRON_FIELDS]
+_CRON = " +".join(f"{part}(,{part})*" for part in _CRON_PARTS) + "|@(hourly|daily|weekly|monthly|quarterly|yearly)"
+
+
+def _is_cron(text: str) -> str:
+    if not re.fullmatch(_CRON, text, re.IGNORECASE):
+        fields = "minute, hour, day of the month, month, day of the week"
+        raise ValueError(f"must be a cron expression of five fields ({fields}), or a word like @daily")
+    return text
+
+
+Cron = Annotated[str, Field(max_length=256), AfterValidator(_is_cron)]
+"""When Airflow starts something, in UTC. Airflow reads the rest of it (a 31st of February) when it makes the DAG."""
+
 
 @dataclass(frozen=True)
 class PathsRelativeTo:

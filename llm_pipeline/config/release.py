@@ -11,6 +11,7 @@ from llm_pipeline.config.model import (
     DIRECTORY_OR_BUCKET,
     BatchSize,
     ConfigModel,
+    Cron,
     DataSetName,
     Fraction,
     HubId,
@@ -360,7 +361,7 @@ class ReleaseConfig(ReleaseSettings):
     policy: Name
     deployment: Name
     watch: Watch | None = None
-    schedule: Word | None = None
+    schedule: Cron | None = None
     budget: Budget = Budget()
 
     @field_validator("recipes", "targets")

@@ -12,14 +12,16 @@ from typing import Any
 
 import pytest
 from airflow.sdk import AssetOrTimeSchedule, CronTriggerTimetable
-from airflow.sdk.exceptions import AirflowException, AirflowSkipException
+from airflow.sdk.exceptions import AirflowException, AirflowSkipException, AirflowTimetableInvalid
 from llm_pipeline_airflow import watch as watch_module
 from llm_pipeline_airflow.dag_factory import release_dag
 from llm_pipeline_airflow.started_run import revision_of_run, run_name
 from llm_pipeline_airflow.watch import STATE_KEY, HubRevisionTrigger, WatchedRevision, release_schedule, watched_asset
 from place_here import pointer, serve
+from pydantic import TypeAdapter, ValidationError
 
 from llm_pipeline.base.errors import ConfigError
+from llm_pipeline.config.model import Cron
 from llm_pipeline.hub import watch as policy
 from llm_pipeline.hub.access import connect
 from llm_pipeline.hub.hub_source import HubSource
@@ -206,6 +208,30 @@ def test_an_exception_that_nobody_expected_is_logged_once_and_the_watch_goes_on(
 
 
 @pytest.mark.parametrize(
+    ("cron", "fits"),
+    [
+        *((cron, True) for cron in ("0 3 * * *", "*/15 0-6,22 1,15 jan-mar mon#1", "0 0 L * 7", "5/10 * ? * SUN")),
+        ("@quarterly", True),
+        *((cron, False) for cron in ("", "daily", "@once", "* * * *", "60 * * * *", "* 24 * * *", "* * 0 * *")),
+        *((cron, False) for cron in ("* * * 13 *", "* * * * 8", "1;2 * * * *")),
+    ],
+)
+def test_a_release_config_takes_the_schedules_that_airflow_takes(cron, fits):
+    """Seen with `plan`: it let pass what the DAG refused."""
+    try:
+        CronTriggerTimetable(cron, timezone="UTC").validate()
+        taken = True
+    except AirflowTimetableInvalid:
+        taken = False
+    try:
+        TypeAdapter(Cron).validate_python(cron)
+        assert taken
+    except ValidationError:
+        assert not taken
+    assert taken is fits
+
+
+@pytest.mark.parametrize(
     ("text", "kind"),
     [
         ("", type(None)),
@@ -230,7 +256,7 @@ def test_a_release_is_started_by_its_watch_its_schedule_either_or_nothing(projec
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("", "schedule: 'every day'\n", "schedule 'every day'"),
+        ("", "schedule: 'every day'\n", "schedule: must be a cron expression of five fields"),
         ("{ id: demo/tiny }", "{ id: demo/tiny, source: 'file:///models' }", "needs a branch or a tag"),
         ("{ id: demo/tiny }", f"{{ id: demo/tiny, revision: {'a' * 40} }}", "needs a branch or a tag"),
     ],
