@@ -29,6 +29,7 @@ def bomb(aliases: int, levels: int) -> str:
         pytest.param("x: 1\na: {b: !!bool foo}", "2", "not valid YAML: the tag '!!bool'", id="tag_of_yaml"),
         pytest.param("a: !!python/name:os.system", "1", "not valid YAML: the tag '!!python/name:os.sy", id="python"),
         pytest.param("a: 1\nb: 2\na: 3", "3", "not valid YAML: the key 'a' is given twice (column 1)", id="twice"),
+        pytest.param('a: "\\0"', "1", "a: not valid YAML: a NUL character, which no", id="nul_escaped"),
         pytest.param("a:\n  on: 1", "2", "not valid YAML: a key must be a plain word: put it into", id="on"),
         pytest.param(f"a: {'9' * 5000}", "", "not valid YAML: Exceeds the limit", id="huge_integer"),
         pytest.param("a: 1\nb: x\0y", "", "control characters are not allowed", id="nul"),

@@ -137,6 +137,8 @@ def _check_events(text: str, bounds: YamlBounds) -> None:
                 raise _refused(f"more than {_MOST_ALIASES} aliases", event.start_mark)
         elif isinstance(event, yaml.NodeEvent):
             tag = getattr(event, "tag", None)
+            if "\0" in getattr(event, "value", ""):
+                raise _refused("a NUL character, which no path or name can have", event.start_mark)
             if tag is not None and not (isinstance(event, yaml.ScalarEvent) and tag in bounds.tags):
                 shown = _shown(tag.replace(_YAML_TAG, "!!"))
                 raise _refused(f"the tag {shown}: write a plain value, in quotes if it is text", event.start_mark)

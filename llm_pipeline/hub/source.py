@@ -113,14 +113,17 @@ def hub_address(endpoint: str | None) -> str:
 
 
 def require_listening(endpoint: str | None) -> None:
-    """Refuse a hub at whose address nothing listens, before its client is loaded; behind a proxy nothing is known.
+    """Refuse a hub at whose address nothing listens, before its client is loaded.
+
+    Behind a proxy nothing is known, and a client that is told to stay offline says so itself.
 
     Raises:
         SourceUnavailable: The name is not known, or no connection is made.
     """
     address = hub_address(endpoint)
     parts = urlsplit(address)
-    if getproxies() or parts.scheme not in _PORTS or not parts.hostname:
+    told = getproxies() or os.environ.get("HF_HUB_OFFLINE")
+    if told or parts.scheme not in _PORTS or not parts.hostname:
         return
     try:
         socket.create_connection((parts.hostname, parts.port or _PORTS[parts.scheme]), _CONNECTION_SECONDS).close()

@@ -11,7 +11,7 @@ import pytest
 
 from llm_pipeline.base.errors import ConfigError, ExitCode, PipelineError, Unsupported
 from llm_pipeline.cli import main
-from llm_pipeline.hub.source import SourceUnavailable
+from llm_pipeline.hub.source import SourceRefused, SourceUnavailable
 from llm_pipeline.planning import host
 from llm_pipeline.planning.plan import Plan, format_plan, plan_release
 
@@ -94,7 +94,7 @@ def test_heads_that_cannot_be_split_are_refused(configs: Path, edit):
     assert "32 attention heads cannot be split over tensor parallelism 3" in error_of(real(configs)).message
 
 
-def test_a_model_that_nobody_was_to_read_is_planned_without_memory_and_says_so(configs: Path):
+def test_a_model_that_nobody_was_to_read_is_planned_without_memory_and_says_so(configs: Path, monkeypatch):
     text = demo(configs).read_text()
     begin, end = text.index("  sizes: {"), text.index("  }\n") + 4
     demo(configs).write_text(text[:begin] + text[end:])
@@ -105,6 +105,10 @@ def test_a_model_that_nobody_was_to_read_is_planned_without_memory_and_says_so(c
     with pytest.raises(SourceUnavailable, match="no answer from") as caught:
         plan_release(demo(configs))
     assert "model.sizes" in caught.value.hint
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(SourceRefused, match="the hub's client is in offline mode"):
+        plan_release(demo(configs))
 
 
 def test_a_hub_that_does_not_answer_leaves_the_sizes_that_the_release_states(configs: Path):
