@@ -102,7 +102,7 @@ class Quantizer:
             IntegrityError: The checkpoint lacks tensors of the model.
         """
         partial, model = _emptied(destination), self._quantized()
-        with torch.inference_mode(), _quiet():
+        with out_of_memory_in("export"), torch.inference_mode(), _quiet():
             # The export gives layers that engines fuse one scale; done before, the model answers as the export will.
             requantize_resmooth_fused_llm_layers(model)
             # It also divides by a scale of FP8 in the weight's own type, and rounds twice: bfloat16 has ties for one

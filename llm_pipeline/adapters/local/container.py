@@ -114,7 +114,7 @@ def asked(engine: str, *arguments: str, directory: Path | None = None, seconds: 
     except subprocess.TimeoutExpired as error:
         raise Transient(f"{told} took longer than {seconds:g} s", hint="try again later") from error
     if answer.returncode == 0:
-        return str(answer.stdout or answer.stderr)  # of a log; beside an answer it is a warning
+        return str(answer.stdout or answer.stderr)  # a log may be on stderr alone; else that has warnings
     said = " ".join(line for line in answer.stderr.splitlines() if line and not line.startswith(("Run '", "See '")))
     kind: type[PipelineError] = ConfigError
     if any(sign in said.lower() for sign in _ABSENT):
