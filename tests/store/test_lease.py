@@ -39,7 +39,7 @@ def test_the_lease_of_a_killed_owner_is_taken_over_at_once(store: LocalStore) ->
 
 def _conclude_when_told(config: StoreModel, held: Event, told: Event, ended: "multiprocessing.Queue[str]") -> None:
     try:
-        with Lease(open_store(config), "stages/key.json", seconds=0.6) as lease:
+        with Lease(open_store(config), "stages/key.json", seconds=2.0) as lease:
             held.set()
             told.wait(60)
             lease.conclude({"by": "the one that was frozen"})
@@ -55,12 +55,13 @@ def test_a_frozen_owner_that_wakes_up_after_a_takeover_cannot_conclude(config: S
     owner.start()
     assert held.wait(30)
     assert owner.pid is not None
-    os.kill(owner.pid, signal.SIGSTOP)
     store = open_store(config)
+    assert store.read_document("stages/key.json") is not None  # the first call to S3 takes longest
+    os.kill(owner.pid, signal.SIGSTOP)
     try:
         with pytest.raises(LeaseHeld), Lease(store, "stages/key.json"):
             pass
-        time.sleep(0.8)
+        time.sleep(2.1)
         with Lease(store, "stages/key.json") as lease:
             assert lease.epoch == 2
             os.kill(owner.pid, signal.SIGCONT)
