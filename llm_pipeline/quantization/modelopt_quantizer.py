@@ -1,7 +1,7 @@
 """modelopt: from a plain checkpoint and a recipe to an exported, quantized checkpoint.
 
     quantizer = Quantizer(source, recipe, calibration, dtype=torch.bfloat16, device="cuda")
-    logits = quantizer.export(checkpoint)               # what the model in memory answers, to check the export by
+    expected = quantizer.export(checkpoint)             # what the model in memory answers, to check the export by
     quantizer.export_tensorrt_llm(other_checkpoint)
 
 An export spoils the model, so each loads and calibrates one of its own.
@@ -25,6 +25,7 @@ from modelopt.torch.export.unified_export_hf import requantize_resmooth_fused_ll
 
 from llm_pipeline.artifacts.checkpoint_files import copy_companions
 from llm_pipeline.artifacts.checkpoint_loading import empty_model, load_causal_model
+from llm_pipeline.artifacts.tensor_formats import FP8_MAXIMUM
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.logging import get_logger
 from llm_pipeline.base.progress import PhaseClock, Progress
@@ -32,6 +33,7 @@ from llm_pipeline.catalog.output_head import with_head_kept
 from llm_pipeline.config.quantization import QuantizationRecipe, Search
 from llm_pipeline.quantization.calibration import CalibrationSet, Tokens
 from llm_pipeline.quantization.device_memory import out_of_memory_in, placement_here, release_cached
+from llm_pipeline.quantization.export_check import ModelInMemory
 from llm_pipeline.quantization.modelopt_configs import (
     disabled_layers,
     kv_cache_config,
@@ -91,11 +93,8 @@ class Quantizer:
         self.seconds = self._clock.seconds
         self.facts: dict[str, float | int | str | None] = {}
 
-    def export(self, destination: Path) -> torch.Tensor:
+    def export(self, destination: Path) -> ModelInMemory:
         """Write the quantized checkpoint with all that belongs to it; `destination` is there only when it is whole.
-
-        Returns:
-            What the model in memory answers to `probe`.
 
         Raises:
             OutOfMemory: The weights, or a batch of the calibration, do not fit.
@@ -111,13 +110,13 @@ class Quantizer:
                 quantizer: Any = getattr(module, "weight_quantizer", None)
                 if getattr(quantizer, "num_bits", None) == (4, 3) and quantizer.is_enabled:
                     module.weight.copy_(quantizer(module.weight.float()))
-        logits = probe(model)
+        expected = in_memory(model)
         with self._clock.phase("export"), out_of_memory_in("export"), torch.inference_mode(), _quiet():
             # modelopt misreads the dtype of a config that was saved before; it is always given here.
             export_hf_checkpoint(model, dtype=self._dtype, export_dir=partial, max_shard_size=_SHARD)
         copy_companions(self._source, partial)
         partial.rename(destination)
-        return logits
+        return expected
 
     def export_tensorrt_llm(self, destination: Path) -> None:
         """Write the TensorRT-LLM checkpoint of the same model; `destination` is there only when it is whole.
@@ -187,6 +186,19 @@ class Quantizer:
             only_cache = [{"quantizer_name": "*", "enable": False}, *cache["quant_cfg"]]
             with mtq.set_quantizer_by_cfg_context(model, only_cache):
                 mtq.calibrate(model, algorithm="max", forward_loop=passes)
+
+
+def in_memory(model: Any) -> ModelInMemory:
+    """What a quantized model of modelopt's answers, and by which scales it rounds what its layers read."""
+    with mtq.set_quantizer_by_cfg_context(model, [{"quantizer_name": "*input_quantizer", "enable": False}]):
+        logits = probe(model)
+    scales = {}
+    for name, layer in model.named_modules():
+        quantizer = getattr(layer, "input_quantizer", None)
+        if quantizer is not None and quantizer.is_enabled and quantizer.amax is not None:
+            blocks = FP8_MAXIMUM if quantizer.num_bits == (2, 1) else 1.0  # whose own scales are FP8
+            scales[name] = float(quantizer.amax) / quantizer.maxbound / blocks
+    return ModelInMemory(logits, scales)
 
 
 class CalibrationPasses:

@@ -49,12 +49,13 @@ class QuantizedLinear(nn.Module):  # type: ignore[misc]  # torch is untyped here
 
     Attributes:
         weight: Dequantized, [out, in].
+        input_quantizer: What rounds its inputs; None where nothing does.
     """
 
     def __init__(self, linear: nn.Linear, smoothing: torch.Tensor | None, quantize: _Quantizer | None) -> None:
         super().__init__()
         self.weight, self.bias = linear.weight, linear.bias
-        self._quantize = quantize
+        self.input_quantizer = quantize
         self.register_buffer(
             "pre_quant_scale", None if smoothing is None else smoothing.to(linear.weight.dtype), persistent=False
         )
@@ -63,8 +64,8 @@ class QuantizedLinear(nn.Module):  # type: ignore[misc]  # torch is untyped here
         """Smooth, quantize the activations, multiply."""
         if self.pre_quant_scale is not None:
             inputs = inputs * self.pre_quant_scale
-        if self._quantize is not None:
-            inputs = self._quantize(inputs)
+        if self.input_quantizer is not None:
+            inputs = self.input_quantizer(inputs)
         return nn.functional.linear(inputs, self.weight, self.bias)
 
 

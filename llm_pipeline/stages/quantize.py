@@ -81,9 +81,9 @@ def run(context: StageContext[QuantizeConfig]) -> StageOutput:
     quantizer = Quantizer(source, recipe, data, dtype=dtype, device=device)
     seconds["prepare"] = time.monotonic() - began
     checkpoint = context.workdir / "checkpoint"
-    logits = quantizer.export(checkpoint)
+    expected = quantizer.export(checkpoint)
     began = time.monotonic()
-    found = check_export(source, checkpoint, recipe, logits, dtype=dtype, device=device)
+    found = check_export(source, checkpoint, recipe, expected, dtype=dtype, device=device)
     seconds["check"] = time.monotonic() - began
     artifacts = {"checkpoint": Produced("checkpoint", checkpoint)}
     metrics: dict[str, Metric] = {

@@ -59,8 +59,8 @@ def quantize(source: Path, recipe: QuantizationRecipe, work: Path, dtype: torch.
     texts = CONFIGS / recipe.calibration.sources[0] if recipe.calibration else None
     data = read_calibration(source, recipe, texts)
     export = work / "checkpoint"
-    logits = Quantizer(source, recipe, data, dtype=dtype, device="cpu").export(export)
-    check_export(source, export, recipe, logits, dtype=dtype, device="cpu")
+    expected = Quantizer(source, recipe, data, dtype=dtype, device="cpu").export(export)
+    check_export(source, export, recipe, expected, dtype=dtype, device="cpu")
     return export
 
 

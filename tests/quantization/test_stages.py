@@ -230,8 +230,8 @@ def test_quantized_experts_are_exported_and_checked_without_being_read_back(tmp_
         make_recipe("fp8_per_channel_token", calibration=None),
     )
     export = tmp_path / "export"
-    logits = Quantizer(source, recipe, None, dtype=torch.float16, device="cpu").export(export)
-    found = check_export(source, export, recipe, logits, dtype=torch.float16, device="cpu")
+    expected = Quantizer(source, recipe, None, dtype=torch.float16, device="cpu").export(export)
+    found = check_export(source, export, recipe, expected, dtype=torch.float16, device="cpu")
     assert found.difference is None
     assert found.layers == 2 * (4 + 3 * 4)  # attention, and four experts of three matrices
 
