@@ -75,8 +75,11 @@ axe: ## Get axe-core, which looks for what people with a screen reader or a keyb
 		&& npm pack --silent --pack-destination $(axe) $(subst core-,core@,$(axe_core)) > /dev/null \
 		&& tar -xzf $(axe)/$(axe_core).tgz -C $(axe); }
 
+matrix := tests/corpus/test_matrix.py
+
 test-thorough: kubernetes chart axe vllm ## Minutes of live traffic and of hostile input: canaries that go wrong, real containers, fuzzed files
-	$(CONTROL) -m pytest -q -m thorough -n 3 $(spread) --ignore=tests/end_to_end tests
+	$(CONTROL) -m pytest -q -m thorough -n 3 $(spread) --ignore=tests/end_to_end --ignore=$(matrix) tests
+	$(CONTROL) -m pytest -q -m thorough -n 3 $(matrix) # one file, and three minutes a model
 	$(MODEL) -m pytest -q -m thorough tests
 	.envs/vllm/bin/python -m pytest -q -m thorough tests/vllm_cpu
 	$(end_to_end_tests) -m thorough
