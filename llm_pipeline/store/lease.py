@@ -119,7 +119,7 @@ class Lease:
             self._revision, self.epoch, self.conclusion = document.revision, held.epoch, held.conclusion
         self.epoch += 1
         try:
-            self._write(time.time() + self._seconds)
+            self._put(time.time() + self._seconds)
         except Conflict as error:
             raise LeaseHeld(f"{self._document} was just taken by another process") from error
         self._renewer.start()
@@ -167,10 +167,14 @@ class Lease:
             Transient: The store cannot be read.
         """
         self.check()
-        document = self._store.read_document(self._document)
-        if document is None or lease_of(document, self._document).epoch != self.epoch:
+        if self._own() is None:
             self._lost = True
             raise self._loss()
+
+    def _own(self) -> Document | None:
+        """Its document, if we wrote it last."""
+        document = self._store.read_document(self._document)
+        return document if document and lease_of(document, self._document).epoch == self.epoch else None
 
     def _loss(self) -> LeaseLost:
         return LeaseLost(f"{self._document} was taken over while this process was stalled", hint="run it again")
@@ -183,6 +187,15 @@ class Lease:
         return ended
 
     def _write(self, expires_at: float) -> None:
+        try:
+            self._put(expires_at)
+        except Conflict:
+            if (own := self._own()) is None:
+                raise
+            self._revision = own.revision  # of a renewal whose answer was lost
+            self._put(expires_at)
+
+    def _put(self, expires_at: float) -> None:
         state = LeaseState(
             host=socket.gethostname(),
             pid=os.getpid(),

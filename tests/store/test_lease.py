@@ -6,6 +6,7 @@ import threading
 import time
 from multiprocessing.synchronize import Event
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -150,13 +151,19 @@ def test_of_two_processes_that_want_one_stage_key_one_computes_and_the_other_wai
     assert len(list(store.artifacts())) == 1
 
 
-@pytest.mark.parametrize("fault", [Transient("no answer"), ZeroDivisionError("a fault")], ids=["outage", "fault"])
+@pytest.mark.parametrize(
+    ("fault", "served"),
+    [(Transient("no answer"), False), (Transient("no answer"), True), (ZeroDivisionError("a fault"), False)],
+    ids=["outage", "answers lost", "fault"],
+)
 def test_a_lease_is_renewed_again_after_a_store_that_failed(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch, fault: Exception
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch, fault: Exception, *, served: bool
 ) -> None:
-    failed = threading.Event()
+    failed, write = threading.Event(), store.write_document
 
-    def fail(*_: object) -> str:
+    def fail(*given: Any) -> str:
+        if served:
+            write(*given)
         failed.set()
         raise fault
 
