@@ -40,12 +40,13 @@ class Response:
 
 
 class Broken(Exception):
-    """The connection is to be reset after sending this much of an answer."""
+    """The connection is to be reset, or closed in order, after sending this much of an answer."""
 
-    def __init__(self, response: Response | None = None, length: int = 0) -> None:
+    def __init__(self, response: Response | None = None, length: int = 0, *, reset: bool = True) -> None:
         super().__init__("reset")
         self.response = response
         self.length = length
+        self.reset = reset
 
 
 class Exchange:
@@ -157,10 +158,10 @@ def reset_after(exchange: Exchange) -> Response:
     raise Broken
 
 
-def truncated(exchange: Exchange) -> Response:
-    """The connection breaks in the middle of the answer's body."""
+def truncated(exchange: Exchange, *, reset: bool = True) -> Response:
+    """The connection breaks in the middle of the answer's body; a proxy that lost its server closes it in order."""
     response = exchange.forward()
-    raise Broken(response, len(response.body) // 2)
+    raise Broken(response, len(response.body) // 2, reset=reset)
 
 
 def damaged(exchange: Exchange) -> Response:
@@ -235,7 +236,8 @@ class _Handler(BaseHTTPRequestHandler):
         except Broken as broken:
             if broken.response:
                 self._send(broken.response, broken.length)
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            if broken.reset:
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.close_connection = True
         else:
             self._send(response, len(response.body))

@@ -94,8 +94,7 @@ class S3Source:
             head = self._bucket.head(path)
         if head is None:
             raise _gone(self._bucket.address(path))
-        sha256 = None if head.parts else head.sha256  # of a multipart upload it is a hash of the parts' hashes
-        return HubFile(path=path, size=head.item.size, sha256=sha256, entity_tag=head.item.revision)
+        return HubFile(path=path, size=head.item.size, sha256=head.sha256, entity_tag=head.item.revision)
 
 
 @contextmanager

@@ -52,14 +52,12 @@ class S3Head:
 
     Attributes:
         item: The object; its revision is its ETag.
-        sha256: SHA-256 in hex, of the whole object, or of its parts' SHA-256 if there are parts; None if S3 has none.
-        parts: How many parts it was uploaded in; 0 for one request.
+        sha256: SHA-256 of the whole in hex; None if S3 has none, as of an object that was uploaded in parts.
         claimed: SHA-256 of the whole in hex, as its uploader wrote beside it.
     """
 
     item: Listed
     sha256: str | None
-    parts: int
     claimed: str | None
 
 
@@ -101,16 +99,15 @@ class S3Blobs:
         def read() -> Blob:
             answer = self.client.get_object(**self._at(name))
             with closing(answer["Body"]) as body:
-                return Blob(body.read(LONGEST_BLOB_BYTES + 1), answer["ETag"], answer["LastModified"])
+                if answer["ContentLength"] > LONGEST_BLOB_BYTES:
+                    problem, hint = f"it has more than {LONGEST_BLOB_BYTES} bytes", "no store writes it: move it out"
+                    raise IntegrityError(problem, where=self.address(name), hint=hint)
+                return Blob(body.read(), answer["ETag"], answer["LastModified"])  # read whole, its length is checked
 
         try:
-            blob = self._call(read, name)
+            return self._call(read, name)
         except Absent:
             return None
-        if len(blob.data) > LONGEST_BLOB_BYTES:
-            hint = "no store writes such a document: move it out of the store"
-            raise IntegrityError(f"it has more than {LONGEST_BLOB_BYTES} bytes", where=self.address(name), hint=hint)
-        return blob
 
     def put(self, name: str, data: bytes, expect: str | None = ANY) -> str:
         """Writes it in one request, its bytes checked by S3."""
@@ -191,12 +188,10 @@ class S3Blobs:
             answer = self._call(lambda: self.client.head_object(**self._at(name), ChecksumMode="ENABLED"), name)
         except Absent:
             return None
-        parts = answer["ETag"].strip('"').rpartition("-")[2] if "-" in answer["ETag"] else "0"
-        encoded = str(answer.get("ChecksumSHA256", "")).partition("-")[0]
+        encoded = "" if "-" in answer["ETag"] else answer.get("ChecksumSHA256", "")  # of parts it is a hash of hashes
         return S3Head(
             item=Listed(name, answer["ContentLength"], answer["ETag"], answer["LastModified"]),
             sha256=base64.b64decode(encoded).hex() if encoded else None,
-            parts=int(parts),
             claimed=answer.get("Metadata", {}).get("sha256"),
         )
 
@@ -359,7 +354,7 @@ _REFUSALS = (401, 403)
 _REFUSED = frozenset(
     {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "InvalidToken", "TokenRefreshRequired"}
 )  # of status 400
-_SERVER_ERROR = 500
+_TOO_MANY, _SERVER_ERROR = 429, 500
 _NEEDED = "s3:GetObject, PutObject, DeleteObject, ListBucket, ListBucketMultipartUploads, AbortMultipartUpload"
 _CREDENTIALS_HINT = (
     "check AWS_PROFILE, or AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN; they need "
@@ -462,6 +457,6 @@ def _of_response(error: Any, where: str) -> PipelineError:
         return kind(message, where=where, hint=hint)
     if code in _REFUSED or status in _REFUSALS:
         return Terminal(f"S3 refused {message}", where=where, hint=_CREDENTIALS_HINT)
-    if status >= _SERVER_ERROR:
+    if status >= _SERVER_ERROR or status == _TOO_MANY:
         return Transient(f"S3 cannot serve {message}", where=where, hint=_AGAIN)
     return Terminal(message, where=where, hint="check the store's configuration and the bucket's policy")

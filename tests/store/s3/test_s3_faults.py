@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,10 @@ def test_a_publication_survives_a_fault_at_each_of_its_writes(
     assert all(left.transfer for left in store.leftovers(timedelta(seconds=-5)))
 
 
-@pytest.mark.parametrize("fault", (ANYWHERE | {"truncated": truncated}).values(), ids=[*ANYWHERE, "truncated"])
+CUT = ANYWHERE | {"truncated": truncated, "closed early": partial(truncated, reset=False)}
+
+
+@pytest.mark.parametrize("fault", CUT.values(), ids=CUT)
 def test_reading_survives_faults_at_each_of_its_reads(
     store: S3Store, faults: Faults, weights: Path, fault: Fault
 ) -> None:

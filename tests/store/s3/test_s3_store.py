@@ -110,7 +110,7 @@ def test_a_fetch_without_a_cache_says_what_to_configure(config: StoreModel, weig
         ("ExpiredToken", (400, Terminal), "AWS_SESSION_TOKEN"),
         ("NoSuchBucket", (404, ConfigError), r"store\.uri"),
         ("AuthorizationHeaderMalformed", (400, ConfigError), "AWS_DEFAULT_REGION"),
-        ("SlowDown", (503, Transient), "again"),
+        ("TooManyRequests", (429, Transient), "again"),
         ("InvalidRequest", (400, Terminal), "policy"),
         ("RequestTimeTooSkewed", (403, Terminal), "clock"),
     ],
