@@ -17,6 +17,7 @@ from llm_pipeline.cli import main
 from llm_pipeline.config.store import Signing
 from llm_pipeline.inspection.showing import show
 from llm_pipeline.release.record import release_record_name
+from llm_pipeline.store import open_store
 from llm_pipeline.store.place_state import PauseRequest, edit_place
 from llm_pipeline.store.references import resolve_reference
 
@@ -200,7 +201,7 @@ class TestShowing:
         document = history.store.read_document(name)
         asked = {"overrides": {"targets": [TARGET]}, "overridden_by": "ann"}
         history.store.write_document(name, {**document.value, **asked}, document.revision)
-        view = show(history.deployment.store, resolve_reference(history.store, release_id))
+        view = show(history.store, resolve_reference(history.store, release_id))
         assert f"overridden: targets {TARGET}, by ann" in list(view.lines())
 
     def test_an_artifact_with_its_files_provenance_and_users(self, history, run):
@@ -219,7 +220,7 @@ class TestShowing:
         ref = history.publish("checkpoint", "signed")
 
         def state(signing: Signing | None) -> str:
-            return show(history.deployment.store.model_copy(update={"signing": signing}), ref).signature
+            return show(open_store(history.deployment.store.model_copy(update={"signing": signing})), ref).signature
 
         assert state(signed) == "valid"
         assert state(None).startswith("not checked")

@@ -67,8 +67,8 @@ def _show(options: argparse.Namespace) -> int:
     from llm_pipeline.inspection.showing import show
     from llm_pipeline.store.references import resolve_reference
 
-    deployment, store = opened(options)
-    view = show(deployment.store, resolve_reference(store, options.reference))
+    _, store = opened(options)
+    view = show(store, resolve_reference(store, options.reference))
     write_view(view, as_json=options.json)
     return ExitCode.INFRASTRUCTURE if view.damaged else ExitCode.GO
 

@@ -11,17 +11,16 @@ import yaml
 from llm_pipeline.base.records import ArtifactRef, Frozen
 from llm_pipeline.base.text_table import readable_time
 from llm_pipeline.config.release import ResolvedRelease
-from llm_pipeline.config.store import StoreModel
 from llm_pipeline.inspection.release_artifacts import readable_results, release_artifacts, standing_pauses, users_of
 from llm_pipeline.release.contract import StageResult
 from llm_pipeline.release.record import read_release_record
 from llm_pipeline.release_progress import ReleaseProgress
-from llm_pipeline.store import open_store
 from llm_pipeline.store.artifact_store import ArtifactStore
 from llm_pipeline.store.documents import DamagedDocument
 from llm_pipeline.store.manifest import MANIFEST_FILE, SIGNATURE_FILE, Manifest, ManifestFile
 from llm_pipeline.store.provenance import Provenance
 from llm_pipeline.store.references import Reference, readable_pointers, release_of
+from llm_pipeline.store.seal import directory_of
 
 _WIDTH = 160
 """Columns, before a text goes on in the next line."""
@@ -102,16 +101,15 @@ class ArtifactView(_View):
     files: tuple[ManifestFile, ...]
 
 
-def show(config: StoreModel, reference: Reference) -> ReleaseView | ArtifactView:
+def show(store: ArtifactStore, reference: Reference) -> ReleaseView | ArtifactView:
     """Everything that the store holds about what a reference names; a pointer stands for its release.
 
     Raises:
         ConfigError: It is gone.
         IntegrityError: Its record or manifest cannot be understood.
     """
-    store = open_store(config)
     if isinstance(reference, ArtifactRef):
-        return _artifact(store, config, reference)
+        return _artifact(store, reference)
     return _release(ReleaseProgress(store, read_release_record(store, release_of(reference))))
 
 
@@ -137,13 +135,13 @@ def _release(flow: ReleaseProgress) -> ReleaseView:
     )
 
 
-def _artifact(store: ArtifactStore, config: StoreModel, ref: ArtifactRef) -> ArtifactView:
+def _artifact(store: ArtifactStore, ref: ArtifactRef) -> ArtifactView:
     manifest = store.manifest(ref)
     users, damaged = users_of(store, ref)
     return ArtifactView(
         artifact=ref,
         bytes=manifest.size,
-        signature=_signature(store, config, manifest),
+        signature=_signature(store, manifest),
         users=tuple(users),
         provenance=manifest.provenance,
         files=manifest.files,
@@ -151,20 +149,17 @@ def _artifact(store: ArtifactStore, config: StoreModel, ref: ArtifactRef) -> Art
     )
 
 
-def _signature(store: ArtifactStore, config: StoreModel, manifest: Manifest) -> str:
+def _signature(store: ArtifactStore, manifest: Manifest) -> str:
     """Whether the manifest is signed, and whether by somebody whom the deployment trusts."""
-    from llm_pipeline.store.signing import Signatures
-
-    directory = f"artifacts/{manifest.kind}/{manifest.digest}"
-    signing = config.signing
+    directory, required = directory_of(manifest.ref), store.signatures.required
     try:
         signature = store.read_file(f"{directory}/{SIGNATURE_FILE}")
     except FileNotFoundError:
-        return "none, and one is required here" if signing else "none"
-    if signing is None:
+        return "none, and one is required here" if required else "none"
+    if not required:
         return "not checked: the deployment's store has no `signing`"
     statement = store.read_file(f"{directory}/{MANIFEST_FILE}")
-    found = Signatures(signing).problems(manifest, statement, signature)
+    found = store.signatures.problems(manifest, statement, signature)
     return f"NOT VALID: {found[0].problem}" if found else "valid"
 
 
