@@ -60,8 +60,8 @@ class StepState(Frozen):
     """What was seen since the current step began.
 
     Attributes:
-        looks: How often the step was looked at.
-        silent_looks: How many looks at the end saw nothing at all.
+        looks: How often the step was looked at, and the source had news.
+        silent_looks: How many of them at the end saw nothing at all.
     """
 
     share: float
@@ -267,8 +267,8 @@ def observe(state: AnalysisState, seen: Window, seconds: float) -> AnalysisState
             "candidate": step.candidate.plus(seen.candidate),
             "stable": step.stable.plus(seen.stable),
             "failed_in_a_row": seen.failed_in_a_row + (step.failed_in_a_row if seen.all_failed else 0),
-            "looks": step.looks + 1,
-            "silent_looks": 0 if seen.saw_anything else step.silent_looks + 1,
+            "looks": step.looks + seen.news,
+            "silent_looks": 0 if seen.saw_anything else step.silent_looks + seen.news,
         }
     )
     age = state.block_age + seconds

@@ -53,9 +53,11 @@ from llm_pipeline.canary.record import (
 )
 from llm_pipeline.canary.router import (
     ALL,
+    SLOTS,
     RouterConflict,
     RouterUnavailable,
     RouteState,
+    SlotName,
     TrafficRouter,
     all_to,
     other_slot,
@@ -143,7 +145,8 @@ class CountedTraffic:
         """Stable's requests, counted from one moment on until there are enough."""
         since = record.metrics_cursor or self._source.begin(BASELINE_SECONDS)
         arms, _ = self._source.window(since)
-        stable = arms.get(record.stable, metrics.ArmWindow()) if record.stable else metrics.ArmWindow()
+        _must_have(arms, other_slot(record.candidate))  # the candidate's may begin with its first request
+        stable = arms.get(other_slot(record.candidate), metrics.ArmWindow())
         counted = record.model_copy(update={"metrics_cursor": since})
         return metrics.thresholds_from_counts(stable, policy), stable.requests, counted
 
@@ -154,8 +157,16 @@ class CountedTraffic:
     def look(self, record: CanaryRecord, thresholds: metrics.Thresholds) -> tuple[metrics.Window, CanaryRecord]:
         """The same; raises Transient where the source is down, so nothing may be concluded."""
         arms, cursor = self._source.window(record.metrics_cursor or self._source.begin())
+        begun = any(one.total.candidate.requests for one in tests_of(record).metrics)
+        _must_have(arms, *(SLOTS if begun else (other_slot(record.candidate),)))
         seen = metrics.window_from_counts(arms, record.candidate, thresholds)
         return seen, record.model_copy(update={"metrics_cursor": cursor})
+
+
+def _must_have(arms: dict[SlotName, metrics.ArmWindow], *slots: SlotName) -> None:
+    if arms and (missing := [slot for slot in slots if slot not in arms]):
+        hint = "is its server scraped, and is its label the one in `slots`?"
+        raise metrics.SourceDown(f"there are no requests of slot {missing[0]}", hint=hint)
 
 
 Traffic = LoggedTraffic | CountedTraffic
@@ -360,8 +371,7 @@ class CanaryController:
     def _warm_up(self, record: CanaryRecord, seen: Seen) -> tuple[CanaryRecord, Seen]:
         """Whether the candidate answers, and what is known of stable before the first step."""
         if self._warm is None:
-            self._warm = self.slots.warm_up(record.candidate, record.repository)
-            warm = self._warm
+            self._warm = warm = self.slots.warm_up(record.candidate, record.repository)
             log.info("candidate warmed up", prompts=warm.prompts, answered=warm.answered)
             if warm.answered and not wait_usable(self.router, record.candidate, self.plan.patience.usable):
                 return record, replace(seen, warm=warm, reached=False)
@@ -372,7 +382,7 @@ class CanaryController:
             thresholds, requests, record = self.traffic.baseline(record, self.plan.policy)
         except Transient as error:
             log.warning("the source of metrics is down", reason=str(error))
-            return record, seen
+            return record, replace(seen, blind=str(error))
         return record, replace(seen, thresholds=thresholds, requests=requests)
 
     def _look(self, record: CanaryRecord, seen: Seen) -> tuple[CanaryRecord, Seen]:
@@ -387,7 +397,7 @@ class CanaryController:
             self._blind_since = self._blind_since or time.monotonic()
             blind = time.monotonic() - self._blind_since
             if blind > SOURCE_PATIENCE_LOOKS * self.plan.policy.look_seconds:
-                seen = replace(seen, blind=f"{error.message}, for {blind:.0f} s")
+                seen = replace(seen, blind=f"{error} (for {blind:.0f} s)")
             return record, seen
         self._blind_since = None
         tests = analysis.observe(tests, window, elapsed)
@@ -396,7 +406,7 @@ class CanaryController:
         stable_answers = partial(self.slots.answers, other_slot(record.candidate))
         decision = analysis.decide(tests, self.plan.policy, watched, stable_answers)
         passes = decision.outcome is Outcome.PASS
-        if passes and window.behind:  # unread lines may say otherwise
+        if passes and (window.behind or not window.news):  # what is not read yet may say otherwise
             return record, seen
         if decision.outcome is Outcome.CONTINUE or (held and decision.outcome in UNTIL_RESUMED):
             return record, replace(seen, decision=decision)
@@ -494,8 +504,6 @@ class CanaryController:
         mine = record is not None and not record.settled and state.candidate == record.candidate
         if record is None or not mine or not state.weights.get(record.candidate):
             raise refused
-        log.warning(
-            "the store accepts no writes, and nothing is moved until it does; `rollback --force` does not wait",
-            reason=str(refused),
-        )
+        words = "the store accepts no writes, and nothing is moved until it does; `rollback --force` does not wait"
+        log.warning(words, reason=str(refused))
         time.sleep(self.plan.policy.look_seconds)

@@ -65,7 +65,7 @@ class Seen:
         thresholds: What "slow" means; None while stable had too few requests.
         requests: How many those were.
         decision: What the traffic says of the step; None while it cannot be read.
-        blind: Why and for how long it cannot be, once that is too long.
+        blind: Why it cannot be, or stable's before the first step; while a step is watched, once that lasts too long.
         waiting: Requests in flight at the candidate and at stable, where the split is wrong.
         differs: Why the candidate's server does not serve the release, where the step would pass.
         death: How its engine died, by its server's log, while it has traffic or where its process has ended.
@@ -212,18 +212,18 @@ class _Turn:
         if record.stable is None:  # nothing to compare with, and no user to protect: all traffic at once
             words, name = "first deployment on this target", "first deployment: golden prompts answered"
             detail = "nothing was in production on this target: no comparison was possible"
-            warm = seen.warm
-            deployed = stated(Verdict.GO, words, name, detail, measured=warm.answered, samples=warm.prompts)
+            deployed = stated(Verdict.GO, words, name, detail, measured=seen.warm.answered, samples=seen.warm.prompts)
             first = {"phase": Phase.SHIFTING, "step_percent": _WHOLE_PERCENT, "judgement": deployed}
             return record.model_copy(update=first)
         waited_long = record.watched_seconds > policy.maximum_bake_seconds
         if seen.thresholds is None:
             if not (waited_long and seen.stable_runs):  # or else only the candidate runs
                 return record
+            if seen.blind:
+                return self._condemn(record, _source_down(seen.blind))
             words, name = "too little traffic to compare with", "stable's requests before the first step"
-            found = seen.requests
-            detail = f"production has {found} of {policy.minimum_requests} requests: {MORE_TRAFFIC}"
-            few = stated(Verdict.INCONCLUSIVE, words, name, detail, measured=found, samples=found)
+            detail = f"production has {seen.requests} of {policy.minimum_requests} requests: {MORE_TRAFFIC}"
+            few = stated(Verdict.INCONCLUSIVE, words, name, detail, measured=seen.requests, samples=seen.requests)
             return self._condemn(record, few)
         tests = analysis.begin(seen.thresholds, policy)
         return _begin_step(record.model_copy(update={"analysis": tests}), self.percent)
@@ -239,9 +239,7 @@ class _Turn:
         if decision is None or step is None:
             if not self.seen.blind:
                 return record
-            words = "paused: the source of metrics is down"
-            down = stated(Verdict.INCONCLUSIVE, words, "source of metrics", self.seen.blind)
-            return self._pause(record, down, PauseReason.NO_SOURCE)
+            return self._pause(record, _source_down(self.seen.blind), PauseReason.NO_SOURCE)
         judgement, policy = decision.judgement, self.plan.policy
         if record.pause_request is not None and decision.outcome in UNTIL_RESUMED:
             return record.model_copy(update={"judgement": judgement})  # whoever paused it resumes it
@@ -337,6 +335,10 @@ class _Turn:
 
     def _condemn(self, record: CanaryRecord, judgement: Judgement) -> CanaryRecord:
         return condemned(record, judgement, by=self.plan.driver)
+
+
+def _source_down(why: str) -> Judgement:
+    return stated(Verdict.INCONCLUSIVE, f"the source of metrics is down: {why}", "source of metrics")
 
 
 def _begin_step(record: CanaryRecord, percent: float) -> CanaryRecord:

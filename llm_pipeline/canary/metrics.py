@@ -87,7 +87,7 @@ class ArmWindow(Frozen):
 
 
 MetricsWindow = tuple[dict[SlotName, ArmWindow], float]
-"""Both arms since a moment, and until when they are counted now; no arms while there is nothing new."""
+"""The arms that the source has, since a moment, and until when they are counted now; none while nothing is new."""
 
 
 class ArmMetrics(Protocol):
@@ -248,6 +248,7 @@ class Window(Frozen):
         unanswered: The candidate's slow requests without an answer when they were judged.
         in_flight: What had not ended at the window's end, by identity.
         saw_anything: Any request, ended or in flight.
+        news: False where the source has nothing newer yet than at the last look.
         behind: There is more in the log than a look reads.
     """
 
@@ -259,6 +260,7 @@ class Window(Frozen):
     unanswered: int = 0
     in_flight: dict[str, Hanging] = Field(default_factory=dict)
     saw_anything: bool = False
+    news: bool = True
     behind: bool = False
 
 
@@ -367,8 +369,7 @@ def fix_thresholds(requests: Iterable[ObservedRequest], policy: CanaryPolicy) ->
     A metric is compared only if stable had enough requests for it: first tokens need streamed answers, and the answers'
     text a router that can read it.
     """
-    stable = [request for request in requests if not (request.in_flight or request.error)]
-    answered = [request for request in stable if not request.cancelled]
+    answered = [request for request in requests if not (request.in_flight or request.error or request.cancelled)]
     if len(answered) < policy.minimum_requests:
         return None
     limits: dict[Metric, tuple[Limit, ...]] = {}
@@ -428,12 +429,21 @@ def thresholds_from_counts(stable: ArmWindow, policy: CanaryPolicy) -> Threshold
 
     A limit is the lowest bucket edge that at least the quantile's share of stable's requests do not exceed, so it lies
     at or above the quantile; quantiles beyond the last edge have no limit. Answers' text is not known.
+
+    Raises:
+        SourceDown: It has a histogram that tells no limit; only streamed answers there need not be.
     """
     if stable.requests - stable.errors < policy.minimum_requests:
         return None
     histograms: dict[Metric, Histogram | None] = {"slow first token": stable.first_token, "slow end": stable.end_to_end}
     limits: dict[Metric, tuple[Limit, ...]] = {"failed answers": (Limit(),)}
-    limits |= {name: found for name, one in histograms.items() if one and (found := _edges(one, policy.slow_quantiles))}
+    for name, one in histograms.items():
+        if one is None or (name == "slow first token" and one.total < REQUESTS_BEYOND):
+            continue
+        limits[name] = _edges(one, policy.slow_quantiles)
+        if not limits[name]:
+            words = f"stable tells no limit for a {name}: its buckets hold {one.total} of {stable.requests} requests"
+            raise SourceDown(words, hint="name a `_bucket` series whose edges go beyond the time of most answers")
     return Thresholds(limits=limits, block_seconds=block_seconds(policy))
 
 
@@ -441,8 +451,12 @@ def window_from_counts(arms: Mapping[SlotName, ArmWindow], candidate: SlotName, 
     """Both arms between two looks.
 
     Raises:
-        ConfigError: A limit lies on no bucket edge.
+        ConfigError: A limit lies on no bucket edge, or errors are counted beside the requests.
     """
+    for slot, arm in arms.items():
+        if arm.errors > arm.requests:
+            words = f"slot {slot} has {arm.errors} errors in {arm.requests} requests"
+            raise ConfigError(words, hint="`requests` of the metric source has to count the failed ones, too")
     mine = arms.get(candidate, ArmWindow())
     theirs = arms.get(other_slot(candidate), ArmWindow())
     all_failed = mine.errors == mine.requests
@@ -456,6 +470,7 @@ def window_from_counts(arms: Mapping[SlotName, ArmWindow], candidate: SlotName, 
             for metric, limits in thresholds.limits.items()
         },
         saw_anything=mine.requests + theirs.requests > 0,
+        news=bool(arms),
     )
 
 

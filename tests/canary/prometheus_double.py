@@ -44,9 +44,9 @@ class PrometheusDouble:
         self._server.server_close()
 
     def scrape(self, at: float, counters: Counters) -> None:
-        """Take the counters as samples of that time."""
+        """Take the counters as samples of that time, to the millisecond."""
         for series, value in counters.items():
-            self._samples.setdefault(series, []).append((at, value))
+            self._samples.setdefault(series, []).append((round(at, 3), value))
 
     def answer(self, query: str, at: float) -> tuple[int, dict[str, Any]]:
         """An instant query's answer."""

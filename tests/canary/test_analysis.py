@@ -193,10 +193,11 @@ def test_the_last_step_is_held_to_what_stable_showed_before(share) -> None:
 def test_a_step_passes_only_on_data_that_kept_arriving_to_its_end() -> None:
     state, decision = last_step(0.98)
     assert decision.outcome is Outcome.PASS
-    for _ in range(5):
-        state = observe(state, Window(), 1.0)
-    decision = decide(state, POLICY, 400.0)
-    assert decision.outcome is Outcome.CONTINUE
+    for news, outcome in ((False, Outcome.PASS), (True, Outcome.CONTINUE)):
+        for _ in range(5):
+            state = observe(state, Window(news=news), 1.0)
+        decision = decide(state, POLICY, 400.0)
+        assert decision.outcome is outcome
     assert verdicts(decision)["data until the step's end"] is Verdict.INCONCLUSIVE
     assert decide(state, POLICY, 600.0).outcome is Outcome.UNDECIDED
     state = watched(state, [request("green", at=2000 + number, truncated=False) for number in range(20)])

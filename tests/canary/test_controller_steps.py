@@ -15,7 +15,7 @@ from test_guard import LATER
 from llm_pipeline.base.errors import ConfigError, PipelineError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.canary.controller import CountedTraffic
-from llm_pipeline.canary.metrics import SourceDown
+from llm_pipeline.canary.metrics import ArmWindow, SourceDown
 from llm_pipeline.canary.moving import NoWayBack
 from llm_pipeline.canary.people import answer
 from llm_pipeline.canary.record import PauseReason, Phase
@@ -136,7 +136,7 @@ def test_a_source_that_is_down_pauses_in_mid_canary_and_goes_on_afterwards(count
     source.trouble = SourceDown("an arm has another name")
     judgement = site.step(50)
     assert judgement.verdict == "INCONCLUSIVE"
-    assert "an arm has another name" in judgement.evidence[0].detail
+    assert "an arm has another name" in site.record().events[-1].summary, "people are told"
     assert (site.record().pause.reason, site.record().watched_seconds) == (PauseReason.NO_SOURCE, 0.0)
     assert site.weights() == {"blue": 5_000, "green": 5_000}
     source.trouble = None
@@ -146,8 +146,16 @@ def test_a_source_that_is_down_pauses_in_mid_canary_and_goes_on_afterwards(count
 def test_a_source_that_was_never_there_shifts_nothing(counted) -> None:
     site, source = counted
     source.trouble = SourceDown("nothing there")
-    assert site.step(20).verdict == "INCONCLUSIVE"
+    judgement = site.step(20)
+    assert (judgement.verdict, judgement.summary) == ("INCONCLUSIVE", "the source of metrics is down: nothing there")
     assert all(state.weights.get("green", 0) == 0 for state in site.told)
+
+
+def test_a_candidate_that_vanishes_from_the_source_pauses_the_canary(counted, monkeypatch) -> None:
+    site, source = counted
+    assert site.step(20).verdict == "GO"
+    monkeypatch.setattr(source, "window", lambda since: ({"blue": ArmWindow(requests=1)}, since))
+    assert "there are no requests of slot green" in site.step(50).summary
 
 
 @pytest.mark.parametrize("what", ["abandoned", "waiting"])

@@ -11,7 +11,6 @@ from looking import LIMITS, request
 from llm_pipeline.base.errors import ConfigError
 from llm_pipeline.base.records import ArtifactRef
 from llm_pipeline.base.verdict import Verdict
-from llm_pipeline.canary import analysis
 from llm_pipeline.canary.access_log import ObservedRequest
 from llm_pipeline.canary.analysis import StepState
 from llm_pipeline.canary.controller import LoggedTraffic
@@ -21,6 +20,7 @@ from llm_pipeline.canary.metrics import (
     ArmWindow,
     Histogram,
     Limit,
+    SourceDown,
     Thresholds,
     Window,
     thresholds_from_counts,
@@ -202,8 +202,15 @@ def test_the_multiple_is_an_edge_too_and_each_edge_is_one_limit():
     assert [(one.milliseconds, one.label) for one in found.limits["slow end"]] == [(50.0, "p50"), (250.0, "4 x p50")]
 
 
-def test_too_few_requests_fix_nothing():
-    assert thresholds_from_counts(ArmWindow(requests=60, errors=20), POLICY) is None
+@pytest.mark.parametrize("slow", [histogram(0, 0, 0, 0, 0, total=60), Histogram(edges=(), counts=(), total=0)])
+def test_latencies_without_a_limit_are_missing_data_but_not_everybody_streams(slow):
+    none = Histogram(edges=(), counts=(), total=0)
+    with pytest.raises(SourceDown, match=r"no limit for a slow end: its buckets hold \d+ of 60 requests"):
+        thresholds_from_counts(ArmWindow(requests=60, first_token=none, end_to_end=slow), POLICY)
+    found = thresholds_from_counts(ArmWindow(requests=60, first_token=none), POLICY)
+    assert found is not None
+    assert list(found.limits) == ["failed answers"]
+    assert thresholds_from_counts(ArmWindow(requests=60, errors=20), POLICY) is None, "too few"
 
 
 def test_a_window_has_failures_and_what_lies_beyond_each_edge():
@@ -231,11 +238,6 @@ def test_other_buckets_than_those_of_the_baseline_are_refused():
         window_from_counts({"green": ArmWindow(requests=3, end_to_end=other)}, "green", thresholds())
 
 
-def test_the_analysis_takes_such_windows():
-    state = analysis.begin_step(analysis.begin(thresholds(), POLICY), 0.25)
-    bad = {"green": ArmWindow(requests=50, errors=25), "blue": ArmWindow(requests=150)}
-    for _ in range(3):
-        state = analysis.observe(state, window_from_counts(bad, "green", thresholds()), 15.0)
-    assert state.metrics[0].largest > 1000
-    assert state.step is not None
-    assert state.step.candidate.failed == 75
+def test_failures_that_are_no_requests_are_the_configurations_fault():
+    with pytest.raises(ConfigError, match="slot green has 5 errors in 2 requests"):
+        window_from_counts({"green": ArmWindow(requests=2, errors=5)}, "green", thresholds())

@@ -31,9 +31,9 @@ class PrometheusSource(MetricSourceModel):
         slot_label: The label that tells the slots apart.
         slots: Its value for each slot. Series with any other value are an error: narrow the selectors.
         requests: Counter of the requests without refused ones, e.g. `http_requests_total{code!~"4.."}`.
-        errors: Counter of those that a server failed, e.g. `http_requests_total{code=~"5.."}`.
+        errors: Counter of those of them that a server failed, e.g. `http_requests_total{code=~"5.."}`.
         first_token: Histogram of the time to the first token of streamed answers, its `_bucket` series.
-        end_to_end: Histogram of the time to the last byte, its `_bucket` series.
+        end_to_end: The same of the time to the last byte. Latencies are compared at edges that most answers lie below.
         bucket_unit: What `le` is in.
         scrape_seconds: How often the series are scraped; a newest sample older than four times as long means that
             the source is down.

@@ -3,6 +3,9 @@
 `increase()` extrapolates, and a series that begins with its first error has no increase at all. So the values at the
 window's ends are asked for and subtracted here, series by series: a value that fell is a restart, a series that was
 not there before began at zero. Both ends look back an hour, so that a failed scrape is no beginning.
+
+A window ends at the newest sample of the series that lags most: later ones are perhaps written (remotely, say), and
+would be seen at the beginning of the next window, but not at the end of this one.
 """
 
 from __future__ import annotations
@@ -13,7 +16,6 @@ import os
 import time
 import urllib.parse
 from collections import defaultdict
-from collections.abc import Mapping
 from http import HTTPStatus
 
 from llm_pipeline.adapters.prometheus.adapter import PrometheusSource
@@ -26,9 +28,9 @@ from llm_pipeline.config.router_place import RouterPlace
 _LOOK_BACK = "1h"
 _TIMEOUT_SECONDS = 5.0
 _STALE_SCRAPES = 4.0
+_SELECTORS = {"requests", "errors", "first_token", "end_to_end"}
 
 Series = frozenset[tuple[str, str]]
-Increases = Mapping[Series, int]
 
 
 class PrometheusMetrics:
@@ -57,15 +59,15 @@ class PrometheusMetrics:
         return time.time() - seconds_ago + (0.0 if seconds_ago else self._source.scrape_seconds)
 
     def window(self, since: float) -> MetricsWindow:
-        now = time.time()
-        if now < since + self._source.scrape_seconds:
+        now, source = time.time(), self._source
+        if now < since + source.scrape_seconds:
             return {}, since
-        self._refuse_stale(now)
-        source = self._source
-        requests = self._by_slot(self._increases(source.requests, since, now))
-        errors = self._by_slot(self._increases(source.errors, since, now))
-        first_token = self._histograms(source.first_token, since, now)
-        end_to_end = self._histograms(source.end_to_end, since, now)
+        slots, until = self._newest(now)
+        if until <= since:
+            return {}, since
+        requests, errors = (self._grown(selector, since, until) for selector in (source.requests, source.errors))
+        first_token = self._histograms(source.first_token, since, until)
+        end_to_end = self._histograms(source.end_to_end, since, until)
         arms = {
             slot: ArmWindow(
                 requests=sum(requests[slot].values()),
@@ -74,9 +76,9 @@ class PrometheusMetrics:
                 first_token=first_token.get(slot),
                 end_to_end=end_to_end.get(slot),
             )
-            for slot in self._slots.values()
+            for slot in slots
         }
-        return arms, now
+        return arms, until
 
     def count(self, selector: str) -> int:
         """How many series a selector has now.
@@ -86,50 +88,42 @@ class PrometheusMetrics:
         """
         return len(self._query(selector, time.time()))
 
-    def _refuse_stale(self, now: float) -> None:
-        newest: dict[str, float] = {}
-        for labels, value in self._query(f"timestamp({self._source.requests})", now):
-            name = labels.get(self._source.slot_label, "")
-            newest[name] = max(value, newest.get(name, 0.0))
-        for label, slot in self._slots.items():
-            where = f'{self._source.requests} with {self._source.slot_label}="{label}"'
-            if label not in newest:
-                hint = (
-                    "is the server scraped, and is that its label? It may count from its first request on: warm it up"
-                )
-                raise SourceDown(f"there are no requests of slot {slot}", where=where, hint=hint)
-            age = now - newest[label]
-            if age > _STALE_SCRAPES * self._source.scrape_seconds:
-                raise SourceDown(f"the newest sample of slot {slot} is {age:.0f} s old", where=where)
+    def _newest(self, now: float) -> tuple[set[SlotName], float]:
+        """The slots that have series of requests, and the newest moment that all series which still grow have."""
+        where, fresh = self._source.requests, now - _STALE_SCRAPES * self._source.scrape_seconds
+        samples: defaultdict[SlotName, list[float]] = defaultdict(list)
+        for labels, at in self._query(f"timestamp({where})", now):
+            if slot := self._slots.get(labels.get(self._source.slot_label, "")):
+                samples[slot].append(at)
+        for slot, times in samples.items():
+            if max(times) < fresh:
+                raise SourceDown(f"the newest sample of slot {slot} is {now - max(times):.0f} s old", where=where)
+        if not samples:
+            raise SourceDown("there are no requests of either slot", where=where, hint="is that what is scraped?")
+        return set(samples), min(at for times in samples.values() for at in times if at >= fresh)
 
-    def _increases(self, selector: str, start: float, end: float) -> dict[Series, int]:
-        """How much each series grew."""
+    def _grown(self, selector: str, start: float, end: float) -> dict[SlotName, dict[Series, int]]:
+        """How much each series of each slot grew."""
         query = f"last_over_time({selector}[{_LOOK_BACK}])"
         before = {frozenset(labels.items()): value for labels, value in self._query(query, start)}
-        grown = {}
+        grown: dict[SlotName, dict[Series, int]] = {slot: {} for slot in self._slots.values()}
         for labels, value in self._query(query, end):
-            series = frozenset(labels.items())
+            series, label = frozenset(labels.items()), labels.get(self._source.slot_label, "")
             old = before.get(series, 0.0)
-            grown[series] = round(value - old if value >= old else value)
-        return grown
-
-    def _by_slot(self, increases: Increases) -> dict[SlotName, dict[Series, int]]:
-        found: dict[SlotName, dict[Series, int]] = {slot: {} for slot in self._slots.values()}
-        for series, count in increases.items():
-            label = dict(series).get(self._source.slot_label, "")
+            count = round(value - old if value >= old else value)
             if label in self._slots:
-                found[self._slots[label]][series] = count
+                grown[self._slots[label]][series] = count
             elif count:
                 problem = f'{count} requests are under {self._source.slot_label}="{label}", which is not a slot'
                 raise SourceDown(problem, where=self._source.url, hint="correct slots, or narrow the selectors")
-        return found
+        return grown
 
     def _histograms(self, selector: str | None, start: float, end: float) -> dict[SlotName, Histogram]:
         if selector is None:
             return {}
         milliseconds = 1000.0 if self._source.bucket_unit == "seconds" else 1.0
         found = {}
-        for slot, series in self._by_slot(self._increases(selector, start, end)).items():
+        for slot, series in self._grown(selector, start, end).items():
             counts: defaultdict[float, int] = defaultdict(int)
             for labels, count in series.items():
                 counts[float(dict(labels).get("le", "nan"))] += count
@@ -157,16 +151,14 @@ class PrometheusMetrics:
             )
         except (OSError, ValueError) as error:
             raise SourceDown(f"Prometheus does not answer: {error}", where=where) from error
-        if answer.status in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY):
+        if answer.status == HTTPStatus.BAD_REQUEST:
             raise ConfigError(f"Prometheus refuses {query}: {answer.body[:500]!r}", where=where)
         if answer.status != HTTPStatus.OK:
             denied = answer.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
             hint = f"check {self._source.token_variable}" if denied else ""
-            raise SourceDown(f"Prometheus answers {answer.status}", where=where, hint=hint)
+            raise SourceDown(f"Prometheus answers {answer.status}: {answer.body[:200]!r}", where=where, hint=hint)
         try:
             document = json.loads(answer.body)
-            if document["status"] != "success":
-                raise SourceDown("no answer of Prometheus", where=where)
             if warnings := document.get("warnings"):  # the answer may be a part of the truth
                 raise SourceDown(f"an answer with warnings: {'; '.join(warnings)}", where=where)
             found = [
@@ -181,5 +173,7 @@ class PrometheusMetrics:
 
 
 def probe(source: PrometheusSource, _: RouterPlace) -> str:
-    """How many series of requests it has now; what `doctor` says of it."""
-    return f"{source.url} answers and has {PrometheusMetrics(source).count(source.requests)} series of requests"
+    """How many series each selector has now; what `doctor` says of it."""
+    found, selectors = PrometheusMetrics(source), source.model_dump(include=_SELECTORS, exclude_none=True)
+    counts = ", ".join(f"{found.count(selector)} of {name}" for name, selector in selectors.items())
+    return f"{source.url} answers and has series: {counts}"
