@@ -205,9 +205,8 @@ def _of_a_person(event: CanaryEvent, release_id: str, target: str) -> str:
         return f"`llm-pipeline resume {target}`, or roll back. It is still rolled back if it does harm."
     if event.kind is EventKind.PAUSED:
         return (
-            "The traffic stays as it is until a person decides, or the deadline rolls it back. "
-            "Read the canary's page of the report; then run the release again to continue, answer with "
-            f"`{answer}`, or roll back."
+            "The traffic stays as it is until a person decides, or the deadline rolls it back. Read the canary's page "
+            f"of the report; then answer an undecided step with `{answer}`, run the release again, or roll back."
         )
     return ""
 

@@ -284,9 +284,8 @@ class ReleaseClaim:
 
     def waiting_for(self, other: Claimant) -> str:
         """Whom we wait for and since when it is on its way, in words that help."""
-        on_its_way = f"{other.since:%Y-%m-%d %H:%M} UTC"
         return (
-            f"{self._model_id}: waiting for {other}, there since {on_its_way}; "
+            f"{self._model_id}: waiting for {other}, there since {other.since:%Y-%m-%d %H:%M} UTC; "
             f"if that is wrong, free {claim_name(self._model_id)}: "
             f"llm-pipeline claims --free {self._model_id}"
         )

@@ -283,12 +283,8 @@ def _reuse(stage: Stage[Any], store: ArtifactStore, key: str) -> StageResult | N
         store.renew(ref)  # a retention that runs now leaves it alone
         if damage := store.check(ref):
             first = damage[0]
-            log.warning(
-                f"a stored {name} is damaged: making it again",
-                artifact=str(ref),
-                file=first.path,
-                problem=first.problem,
-            )
+            words = f"a stored {name} is damaged: making it again"
+            log.warning(words, artifact=str(ref), file=first.path, problem=first.problem)
             return None
     when = result.timings.started_at.strftime("%Y-%m-%d %H:%M:%S UTC")
     log.info(f"reused: release {result.release_id} computed this at {when}", key=key[:12])

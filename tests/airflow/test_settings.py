@@ -67,8 +67,8 @@ def test_the_pages_know_the_releases_of_every_bundle(teams, pages_for_everybody)
 
 
 def test_a_bundle_that_cannot_be_had_hides_no_other(teams, monkeypatch, caplog):
-    bundles = json.loads(json.dumps([{"name": "gone", "classpath": LOCAL, "kwargs": {"path": None, "odd": 1}}]))
-    bundles.append({"name": "red", "classpath": LOCAL, "kwargs": {"path": str(teams["red"])}})
+    kwargs = {"gone": {"path": None, "odd": 1}, "red": {"path": str(teams["red"])}}
+    bundles = [{"name": name, "classpath": LOCAL, "kwargs": given} for name, given in kwargs.items()]
     monkeypatch.setenv(BUNDLES, json.dumps(bundles))
     assert release_folders() == (teams["red"] / "releases",)
     assert "the DAG bundle gone cannot be read here" in caplog.text

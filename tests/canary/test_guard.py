@@ -33,14 +33,18 @@ def site(tmp_path) -> Site:
 
 
 def killed_at_20_percent(site: Site) -> None:
-    site.policy["minimum_bake_seconds"] = 60.0
-    site.policy["maximum_bake_seconds"] = 60.0
+    site.policy |= {"minimum_bake_seconds": 60.0, "maximum_bake_seconds": 60.0}
     site.die_at = 40
     with pytest.raises(Killed):
         site.step(20)
     site.buried()
     assert (site.record().phase, site.weights()) == (Phase.BAKING, {"blue": 8_000, "green": 2_000})
     assert guard(site) == []
+
+
+def paused_at_20_percent(site: Site) -> None:
+    site.policy["approve_before_percent"] = [50]
+    assert site.steps(20, 50) == ["GO", "INCONCLUSIVE"]
 
 
 @pytest.mark.parametrize(("unwatched", "within", "beyond"), [(300.0, 200.0, LATER), (100.0, 90.0, 200.0)])
@@ -75,8 +79,8 @@ def test_a_canary_that_a_controller_drives_is_left_alone(site) -> None:
 
 
 def test_a_paused_canary_waits_until_its_deadline_and_is_rolled_back_then(site) -> None:
-    site.policy |= {"approve_before_percent": [50], "pause_deadline_seconds": 1000.0}
-    assert site.steps(20, 50) == ["GO", "INCONCLUSIVE"]
+    site.policy["pause_deadline_seconds"] = 1000.0
+    paused_at_20_percent(site)
     assert guard(site, 900.0) == []
     (action,) = guard(site, 1100.0)
     assert "nobody answered in time" in action.detail
@@ -84,8 +88,7 @@ def test_a_paused_canary_waits_until_its_deadline_and_is_rolled_back_then(site) 
 
 
 def test_a_paused_canary_that_a_person_denied_is_rolled_back_at_once(site) -> None:
-    site.policy["approve_before_percent"] = [50]
-    assert site.steps(20, 50) == ["GO", "INCONCLUSIVE"]
+    paused_at_20_percent(site)
     answer(site.store, "r1", "cpu", 50, approved=False, by="alice")
     (action,) = guard(site)
     assert action.detail == "alice denied step 50 %"
@@ -105,8 +108,7 @@ def test_a_paused_canary_that_a_person_denied_is_rolled_back_at_once(site) -> No
 def test_a_paused_canary_outlives_its_run_only_while_a_guard_looks(
     site, monkeypatch: pytest.MonkeyPatch, guarded_seconds_ago: float | None, phase: Phase
 ) -> None:
-    site.policy["approve_before_percent"] = [50]
-    assert site.steps(20, 50) == ["GO", "INCONCLUSIVE"]
+    paused_at_20_percent(site)
     if guarded_seconds_ago is not None:
         now = time.time()
         with monkeypatch.context() as patch:
@@ -196,11 +198,6 @@ def test_what_a_full_store_does_not_take_is_told_and_done_once_it_has_room(site)
     site.store_takes = True
     (action,) = guard(site, LATER)
     assert (action.what, site.record().phase, site.running) == ("rolled back", Phase.ROLLED_BACK, {"blue"})
-
-
-def paused_at_20_percent(site: Site) -> None:
-    site.policy["approve_before_percent"] = [50]
-    assert site.steps(20, 50) == ["GO", "INCONCLUSIVE"]
 
 
 @pytest.mark.parametrize("reach", [killed_at_20_percent, paused_at_20_percent])

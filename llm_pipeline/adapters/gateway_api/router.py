@@ -191,12 +191,10 @@ class GatewayApiRouter(TrafficRouter):
         mine = sum(share for share, slot in zip(shares, slots, strict=True) if slot == "green")
         green = round(mine * ALL / sum(shares))
         told = _annotations(document)
-        values = {"weights": {"blue": ALL - green, "green": green}, "candidate": told.get(CANDIDATE)}
+        written = {"candidate": told.get(CANDIDATE), "owner": told.get(OWNER, "nobody"), "epoch": told.get(EPOCH, "0")}
         try:
-            return RouteState.model_validate(
-                {**values, "owner": told.get(OWNER, "nobody"), "epoch": int(told.get(EPOCH, "0"))}
-            )
-        except (ValidationError, ValueError) as error:
+            return RouteState.model_validate({"weights": {"blue": ALL - green, "green": green}, **written})
+        except ValidationError as error:
             problem = f"its annotations were not written by this package: {error}"
             raise RouterUnavailable(problem, where=self._where) from error
 
