@@ -63,6 +63,8 @@ from benchmarks.gpu.release_files import (
     with_more_items,
     write_files,
 )  # fmt: skip
+from llm_pipeline.canary.record import CanaryRecord, Phase, latest_canary
+from llm_pipeline.store import open_store
 
 STEPS = ("train", "first", "second", "killed", "stop")
 _USERS_PER_SECOND = 40.0
@@ -72,6 +74,9 @@ _WHOLE_MINUTES, _MEMORY_ERROR = 12.0, 0.1
 _WORKER = "VLLM::Worker_TP"
 _COMPLETED = 40
 """Requests that a candidate is let answer before it is killed."""
+
+_COURSE_SECONDS = 60.0
+"""Of the canary before a strike that are told."""
 
 
 def main() -> int:
@@ -153,6 +158,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--fault", choices=("killed", "hung", "engine"), default="killed", help="what the step `killed` does"
     )
+    parser.add_argument("--after-step", type=float, help="it does so as soon as this step, in percent, has passed")
     parser.add_argument("--name", default="gpu", help="of the target; a second one has a 1 after it")
     parser.add_argument("--first-port", type=int, default=ROUTER_PORT, help="of two hundred")
     parser.add_argument("--second", choices=(*OURS, "gptq", "awq"), default=FP8, help="recipe of the second release")
@@ -269,7 +275,9 @@ def _killed(options: argparse.Namespace, configs: Path) -> Iterator[bool]:
         began = datetime.fromisoformat(rollback["started_at"])
         seconds = round((began - struck_at).total_seconds() + rollback["seconds"], 1)
         print(f"rolled back {seconds} s after the strike", flush=True)
-    _write_result(options, {"users": [users], "fault": fault, "struck": found, "rolled_back_after": seconds})
+    course = list(_course(options, struck_at)) if struck_at else []
+    figures = {"fault": fault, "struck": found, "rolled_back_after": seconds, "course": course}
+    _write_result(options, {"users": [users], **figures})
     steps = (told for stage, told in newest.items() if stage.startswith("canary"))
     reasons = [told["why"] for told in steps if told["verdict"] == "NO_GO"]
     print(f"the canary's reason: {reasons}", flush=True)
@@ -277,6 +285,20 @@ def _killed(options: argparse.Namespace, configs: Path) -> Iterator[bool]:
         names = found, f"VllmWorker-{found.removeprefix(_WORKER)} died"
         named = any(name in reason for name in names for reason in reasons)
         yield at_least("killed_candidate_named", float(named), 1.0, "")
+
+
+def _course(options: argparse.Namespace, struck_at: datetime) -> Iterator[tuple[float, str]]:
+    """The canary's events about the strike, each with the seconds from there to it."""
+    canary = _canary(options)
+    for event in canary.events if canary else ():
+        after = round(event.at - struck_at.timestamp(), 2)
+        if after > -_COURSE_SECONDS:
+            print(f"{after:+8.2f} s  {event.percent:g} %  {event.kind}: {event.summary}", flush=True)
+            yield after, f"{event.kind} at {event.percent:g} %"
+
+
+def _canary(options: argparse.Namespace) -> CanaryRecord | None:
+    return latest_canary(open_store(str(options.work / "store")), options.name)
 
 
 def _strike_candidate(options: argparse.Namespace, ended: Event) -> tuple[str, datetime | None]:
@@ -291,12 +313,17 @@ def _strike_candidate(options: argparse.Namespace, ended: Event) -> tuple[str, d
 
     (slot,) = {"blue", "green"} - {_production(options)["slot"]}
     before: tuple[int, float] | None = None
-    while not ended.wait(0.1):
+    while not ended.wait(0.02):
         if server := find_server(options.work / "state" / options.name / slot):
-            completed = _completed(server.endpoint.metrics_url)
-            if before is None or before[0] != server.pid:
-                before = (server.pid, completed)
-            if completed - before[1] >= _COMPLETED:
+            if options.after_step:
+                canary = _canary(options)
+                due = canary and canary.phase is Phase.PASSED and canary.passed_percent == options.after_step
+            else:
+                completed = _completed(server.endpoint.metrics_url)
+                if before is None or before[0] != server.pid:
+                    before = (server.pid, completed)
+                due = completed - before[1] >= _COMPLETED
+            if due:
                 below = {
                     " ".join(one.cmdline()).strip(): one for one in psutil.Process(server.pid).children(recursive=True)
                 }

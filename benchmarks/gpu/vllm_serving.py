@@ -25,7 +25,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -53,11 +53,15 @@ Dialect = Literal["triton", "openai"]
 
 @dataclass(frozen=True)
 class Answer:
-    """One request: when its first text came, and its last, in seconds from its start; whether it was complete."""
+    """One request: when its first text came, and its last, in seconds from its start; whether it was complete.
+
+    `share` is how much of its time was within what is counted.
+    """
 
     first: float
     last: float
     complete: bool
+    share: float = 1.0
 
     @property
     def good(self) -> bool:
@@ -266,8 +270,8 @@ def _measure(server: Served, load: Load, options: argparse.Namespace) -> Figures
     good = [one for one in answers if one.good]
     complete = [one for one in answers if one.complete]
     figures = Figures(
-        goodput=len(good) * OUTPUT_TOKENS / counted,
-        tokens_per_second=len(complete) * OUTPUT_TOKENS / counted,
+        goodput=sum(one.share for one in good) * OUTPUT_TOKENS / counted,
+        tokens_per_second=sum(one.share for one in complete) * OUTPUT_TOKENS / counted,
         first_p50=statistics.median(one.first for one in complete) if complete else float("inf"),
         failed=len(answers) - len(complete),
     )
@@ -297,10 +301,12 @@ async def _asking(dialect: Dialect, port: int, users: float, seconds: float, see
     answers: list[Answer] = []
 
     async def user() -> None:
-        while time.monotonic() - begun < seconds:
+        while (start := time.monotonic() - begun) < seconds:
             answer = await _ask(dialect, port, _prompt(draw))
-            if seconds / 4 < time.monotonic() - begun <= seconds:  # ended within what is counted
-                answers.append(answer)
+            end = start + answer.last
+            # Users ask in step: one round of answers more or less that end in a window of 10 s is a tenth of them.
+            if (within := min(end, seconds) - max(start, seconds / 4)) > 0:
+                answers.append(replace(answer, share=within / answer.last))
 
     await asyncio.gather(*(user() for _ in range(max(1, round(users)))))
     return answers
