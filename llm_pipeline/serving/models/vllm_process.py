@@ -39,6 +39,9 @@ PARENT_SECONDS, ORPHAN_SECONDS = 0.5, 5.0
 ENGINE_PROCESS = b"VLLM::"
 """How the names begin that vLLM gives to its engine's process and to the workers of its GPUs."""
 
+REFUSALS = frozenset({"ValueError", "VLLMClientError"})
+"""What vLLM throws for a request that is wrong; the latter is its own since some version after 0.20."""
+
 COMPLETE = "stop", "length"
 """Why a whole answer ends; vLLM also ends requests that it aborts or fails, with words of their own."""
 
@@ -108,7 +111,8 @@ class Engine:
         except EngineDeadError:
             self.writer.close()  # ends the process: its parent starts it again
         except Exception as error:  # noqa: BLE001 - whatever vLLM throws is one request's failure
-            self._add_output(name, [], error=f"{error!r}", is_refused=isinstance(error, ValueError) and is_first)
+            is_refused = is_first and any(kind.__name__ in REFUSALS for kind in type(error).__mro__)
+            self._add_output(name, [], error=str(error) if is_refused else f"{error!r}", is_refused=is_refused)
         finally:
             self.tasks.pop(name, None)
 

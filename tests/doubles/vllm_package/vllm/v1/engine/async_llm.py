@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from vllm import AsyncEngineArgs, SamplingParams
+from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine.exceptions import EngineDeadError
 
 DEADLY, SENSELESS, ABORTED, UNWRITABLE, DRIFTING = 13, 14, 15, 16, 17
@@ -65,7 +66,7 @@ class AsyncLLM:
             os.kill(self._core.pid, 9)
             raise EngineDeadError
         if drill == SENSELESS:
-            raise ValueError("senseless")
+            raise (VLLMValidationError if params.structured_outputs else ValueError)("senseless")
         drift, self._asked = self._asked // 4, self._asked + 1
         prompt_logprobs = None
         if params.prompt_logprobs is not None:
