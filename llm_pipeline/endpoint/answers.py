@@ -24,16 +24,23 @@ TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
 
 @dataclass
 class ToolText:
-    """Text that grows and may end with tool calls; none of them is shown as text."""
+    """Text that grows and may end with tool calls; none of them is shown as text.
 
+    Attributes:
+        is_list: All of it is a JSON list of calls.
+        most: Calls that are told; None for all.
+    """
+
+    is_list: bool = False
+    most: int | None = None
     text: str = ""
     shown: int = 0
 
     def take(self, piece: str, *, last: bool) -> tuple[str, list[Json]]:
         """Take new text; returns what may be shown of it, and at the end the calls."""
         self.text += piece
-        if (start := self.text.find(TOOL_CALL)) >= 0:
-            calls = _tool_calls(self.text[start:]) if last else []
+        if (start := 0 if self.is_list else self.text.find(TOOL_CALL)) >= 0:
+            calls = self._calls(self.text[start:]) if last else []
             end = len(self.text) if last and not calls else start  # what is no call is text after all
         else:
             begun = next((size for size in range(len(TOOL_CALL) - 1, 0, -1) if self.text.endswith(TOOL_CALL[:size])), 0)
@@ -41,20 +48,18 @@ class ToolText:
         piece, self.shown = self.text[self.shown : end], max(self.shown, end)
         return piece, calls
 
-
-def _tool_calls(text: str) -> list[Json]:
-    """The calls in a text that is nothing else; none if one of them is not complete."""
-    calls = []
-    for part in text.split(TOOL_CALL)[1:]:
+    def _calls(self, text: str) -> list[Json]:
+        """The calls in a text that is nothing else; none if one of them is not complete."""
+        calls = []
         try:
-            call = from_json(part.partition(TOOL_CALL_END)[0])
-            arguments = call.get("arguments", {})
-            name = str(call["name"])
-        except (ValueError, LookupError, AttributeError):
+            parts = [part.partition(TOOL_CALL_END)[0] for part in text.split(TOOL_CALL)[1:]]
+            for call in from_json(text) if self.is_list else map(from_json, parts):
+                arguments = json.dumps(call.get("arguments", {}), ensure_ascii=False)
+                said = {"name": str(call["name"]), "arguments": arguments}
+                calls.append({"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": said})
+        except (ValueError, LookupError, AttributeError, TypeError):
             return []
-        said = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
-        calls.append({"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": said})
-    return calls
+        return calls[: self.most]
 
 
 @dataclass
@@ -73,13 +78,19 @@ class Answer:
         asked: The request.
         choices: How many answers it asks for: `n` of each prompt.
         about: The model that answers.
-        calls_tools: Tool calls are looked for in the text.
     """
 
-    def __init__(self, asked: Asked, choices: int, about: EndpointDescription, *, calls_tools: bool) -> None:
-        self._chat = isinstance(asked, ChatRequest)
+    def __init__(self, asked: Asked, choices: int, about: EndpointDescription) -> None:
+        self._chat, self._called = isinstance(asked, ChatRequest), "tool_calls"
         self._asked = asked
-        self._choices = [_Choice(tools=ToolText() if calls_tools else None) for _ in range(choices)]
+        self._choices = [_Choice() for _ in range(choices)]
+        if isinstance(asked, ChatRequest) and asked.offers_tools:
+            if asked.names_its_tool:  # as OpenAI's servers end such an answer
+                self._called = "stop"
+            if asked.must_call or TOOL_CALL in (about.chat.template or ""):
+                most = None if asked.parallel_tool_calls else 1
+                for choice in self._choices:
+                    choice.tools = ToolText(asked.must_call, most)
         self._prompt_tokens = self._output_tokens = 0
         name = "chat.completion" if self._chat else "text_completion"
         self._head: Json = {
@@ -108,7 +119,7 @@ class Answer:
         text, calls = (
             choice.tools.take(piece.text, last=bool(piece.finish_reason)) if choice.tools else (piece.text, [])
         )
-        reason = "tool_calls" if calls else piece.finish_reason or None
+        reason = self._called if calls else piece.finish_reason or None
         if not (text or reason or piece.logprobs):
             return b""
         delta: Json = {"content": text} if text else {}
@@ -128,7 +139,7 @@ class Answer:
             if calls:
                 message = {"role": "assistant", "content": text.strip() or None, "tool_calls": calls}
             said = {"message": message} if self._chat else {"text": text}
-            reason = "tool_calls" if calls else choice.finish_reason
+            reason = self._called if calls else choice.finish_reason
             choices.append(self._choice(number, said, choice.logprobs, reason))
         return {**self._head, "choices": choices, "usage": self._usage()}
 

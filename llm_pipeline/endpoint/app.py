@@ -21,7 +21,7 @@ from llm_pipeline.artifacts.endpoint_description import EndpointDescription
 from llm_pipeline.artifacts.repository_layout import ENDPOINT_FILE
 from llm_pipeline.base.json_document import load_record
 from llm_pipeline.base.logging import get_logger, write_json_lines
-from llm_pipeline.endpoint.answers import TOOL_CALL, Answer, event
+from llm_pipeline.endpoint.answers import Answer, event
 from llm_pipeline.endpoint.protocol import ApiError, Asked, ChatRequest, CompletionRequest, cannot, read
 from llm_pipeline.endpoint.template import ChatTemplate
 from llm_pipeline.endpoint.triton import Piece, Triton, generate_all
@@ -126,10 +126,7 @@ class _Endpoint:
             for number in range(asked.n):
                 seed = {"seed": common["seed"] + number} if "seed" in common else {}
                 requests.append({**prompt, **common, **seed})
-        calls_tools = (
-            isinstance(asked, ChatRequest) and asked.offers_tools and TOOL_CALL in (self._about.chat.template or "")
-        )
-        answer = Answer(asked, len(requests), self._about, calls_tools=calls_tools)
+        answer = Answer(asked, len(requests), self._about)
         return _Answering(
             answer, generate_all(self.triton, requests, self._about.maximum_sequences), stream=asked.stream
         )

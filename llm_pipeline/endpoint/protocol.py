@@ -215,6 +215,11 @@ class Asked(_Part):
     def likeliest(self) -> int | None:
         """How many of the likeliest tokens are told with their logprobs; None for no logprobs."""
 
+    @property
+    def form(self) -> tuple[str, str | None]:
+        """The field that asks for an answer by a JSON schema, and the schema's text; None for free text."""
+        return "response_format", self.response_format.schema_text() if self.response_format else None
+
     def inputs(self, defaults: Mapping[str, float], features: Iterable[str]) -> dict[str, Any]:
         """The inputs of `llm` that say how to generate.
 
@@ -229,7 +234,7 @@ class Asked(_Part):
             raise cannot("logit_bias")
         asked = {name: getattr(self, name) for name in (*AS_IF_NOT_ASKED, "seed", "temperature")}
         asked = {name: value for name, value in asked.items() if value is not None}
-        schema = self.response_format.schema_text() if self.response_format else None
+        schema_field, schema = self.form
         more = {"logprobs": self.likeliest, "json_schema": schema}
         known = {name: value for name, value in defaults.items() if name in features or name == "temperature"}
         inputs = {"temperature": DEFAULT_TEMPERATURE, **known, **asked}
@@ -238,7 +243,7 @@ class Asked(_Part):
         unsaid |= ONLY_WHEN_DRAWN if inputs["temperature"] == 0 else set()
         inputs = {name: value for name, value in inputs.items() if name not in unsaid}
         for name in inputs.keys() - {"temperature"} - set(features):
-            raise cannot({"json_schema": "response_format"}.get(name, name))
+            raise cannot({"json_schema": schema_field}.get(name, name))
         inputs |= {"max_tokens": self.most_tokens, "stream": self.stream}
         if self.stop:
             inputs["stop"] = self.stop
@@ -252,6 +257,15 @@ def cannot(field: str) -> ApiError:
     return ApiError(f"{field} is not supported by the engine of this model", param=field, code="unsupported_parameter")
 
 
+class _Named(_Part):
+    name: str
+
+
+class _Chosen(_Part):
+    type: Literal["function"]
+    function: _Named
+
+
 class ChatRequest(Asked):
     """The body of /v1/chat/completions."""
 
@@ -261,8 +275,8 @@ class ChatRequest(Asked):
     logprobs: bool = False
     top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
     tools: Annotated[list[dict[str, JsonValue]], Field(max_length=128)] = Field(default=[])
-    tool_choice: Literal["auto", "none"] = "auto"
-    parallel_tool_calls: Literal[True] = True
+    tool_choice: Literal["auto", "none", "required"] | _Chosen = "auto"
+    parallel_tool_calls: bool = True
     chat_template_kwargs: Annotated[dict[str, JsonValue], Field(max_length=64)] = Field(default={})
 
     @field_validator("tools")
@@ -288,10 +302,48 @@ class ChatRequest(Asked):
     def likeliest(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
+    @model_validator(mode="after")
+    def _can_call_what_it_must(self) -> ChatRequest:
+        if self.must_call and (not self._callable() or (self.response_format and self.response_format.type != "text")):
+            words = "tool_choice asks for a call: name a tool of `tools`, and no response_format"
+            raise ApiError(words, param="tool_choice")
+        return self
+
     @property
     def offers_tools(self) -> bool:
         """Whether the answer may call tools."""
-        return bool(self.tools) and self.tool_choice == "auto"
+        return bool(self.tools) and self.tool_choice != "none"
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer is nothing but calls."""
+        return self.tool_choice not in ("auto", "none")
+
+    @property
+    def names_its_tool(self) -> bool:
+        """Whether the request says which tool is called."""
+        return isinstance(self.tool_choice, _Chosen)
+
+    def _callable(self) -> list[Any]:
+        name = self.tool_choice.function.name if isinstance(self.tool_choice, _Chosen) else None
+        functions: list[Any] = [tool["function"] for tool in self.tools]
+        return [function for function in functions if name in (None, function["name"])]
+
+    @property
+    def form(self) -> tuple[str, str | None]:
+        """That of a list of calls, where there must be some; definitions that arguments refer to stand at its top."""
+        if not self.must_call:
+            return super().form
+        calls, definitions = [], dict[str, Any]()
+        for function in self._callable():
+            arguments = dict(function.get("parameters") or {"type": "object"})
+            for kind in arguments.keys() & {"$defs", "definitions"}:
+                definitions.setdefault(kind, {}).update(arguments.pop(kind))
+            call = {"name": {"enum": [function["name"]]}, "arguments": arguments}
+            calls.append({"type": "object", "properties": call, "required": [*call], "additionalProperties": False})
+        most = {} if self.parallel_tool_calls and not self.names_its_tool else {"maxItems": 1}
+        listed = {"type": "array", "minItems": 1, **most, "items": {"anyOf": calls}, **definitions}
+        return "tool_choice", json.dumps(listed, ensure_ascii=False)
 
 
 Tokens = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]

@@ -69,3 +69,48 @@ def test_what_the_openai_package_can_ask_is_known_or_refused_on_purpose():
         "audio", "function_call", "functions", "modalities", "moderation", "reasoning_effort", "verbosity",
         "web_search_options",
     }  # fmt: skip
+
+
+def tool(name, **parameters):
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", **parameters}}}
+
+
+WEATHER = tool("weather", properties={"city": {"$ref": "#/$defs/city"}}, **{"$defs": {"city": {"type": "string"}}})
+NAMED = {"type": "function", "function": {"name": "clock"}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "names", "most"),
+    [
+        ({"tool_choice": "required"}, ["weather", "clock"], None),
+        ({"tool_choice": "required", "parallel_tool_calls": False}, ["weather", "clock"], 1),
+        ({"tool_choice": NAMED}, ["clock"], 1),
+    ],
+)
+def test_calls_that_must_be_are_a_schema_whose_definitions_are_found(choice, names, most):
+    document = json.loads(chat(tools=[WEATHER, tool("clock")], **choice).inputs({}, ALL)["json_schema"])
+    assert (document["minItems"], document.get("maxItems")) == (1, most)
+    calls = [call["properties"] for call in document["items"]["anyOf"]]
+    assert [call["name"]["enum"] for call in calls] == [[name] for name in names]
+    if "weather" in names:
+        assert (document["$defs"], "$defs" in calls[0]["arguments"]) == ({"city": {"type": "string"}}, False)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"tool_choice": "required"},
+        {"tool_choice": NAMED, "tools": [WEATHER]},
+        {"tool_choice": "required", "tools": [WEATHER], "response_format": {"type": "json_object"}},
+    ],
+)
+def test_calls_that_cannot_be_are_refused(asked):
+    with pytest.raises(ApiError, match="name a tool") as refused:
+        chat(**asked)
+    assert refused.value.param == "tool_choice"
+
+
+def test_an_engine_that_follows_no_schema_refuses_to_be_made_to_call():
+    with pytest.raises(ApiError, match="not supported by the engine") as refused:
+        chat(tools=[WEATHER], tool_choice="required").inputs({}, ())
+    assert refused.value.param == "tool_choice"

@@ -11,8 +11,11 @@ from llm_pipeline.endpoint.answers import ToolText
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
 
 
-def told(text: str, size: int):
-    tools, shown = ToolText(), ""
+LIST = '[{"name": "weather", "arguments": {"city": "Köln"}}, {"name": "weather", "arguments": {"city": "Bonn"}}]'
+
+
+def told(text: str, size: int, **asked: object):
+    tools, shown = ToolText(**asked), ""
     pieces = [text[start : start + size] for start in range(0, len(text), size)]
     for piece in pieces[:-1]:
         seen, calls = tools.take(piece, last=False)
@@ -36,3 +39,22 @@ def told(text: str, size: int):
 )
 def test_calls_are_told_apart_from_text_however_it_is_cut(text, shown, cities, size):
     assert told(text, size) == (shown, [("weather", {"city": city}) for city in cities])
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+@pytest.mark.parametrize(
+    ("text", "most", "shown", "cities"),
+    [
+        (LIST, None, "", ["Köln", "Bonn"]),
+        (LIST, 1, "", ["Köln"]),
+        (LIST[:60], None, LIST[:60], []),
+        ("{}", None, "{}", []),
+    ],
+)
+def test_an_answer_that_must_be_calls_is_a_list_of_them(text, most, shown, cities, size):
+    expected = (shown, [("weather", {"city": city}) for city in cities])
+    assert told(text, size, is_list=True, most=most) == expected
+
+
+def test_of_calls_among_text_the_first_is_told_where_one_is_wanted():
+    assert told(f"{CALL}\n{CALL}", 7, most=1) == ("", [("weather", {"city": "Köln"})])
