@@ -45,6 +45,7 @@ BESIDE = {
     "benchmarks/gpu/results/2026-11-28-h200-golden-release.json": "h200-golden-release-2026-11-28.json",
     "benchmarks/gpu/results/2026-11-28-h200-killed-worker.json": "h200-killed-worker-2026-11-28.json",
     "benchmarks/gpu/results/2026-11-28-h200-promoted.json": "h200-promoted-2026-11-28.json",
+    "benchmarks/gpu/results/2026-11-29-h200-engine-killed.json": "h200-engine-killed-2026-11-29.json",
     **{f".readme/{path.name}": f"images/{path.name}" for path in sorted((ROOT / ".readme").iterdir())},
 }
 """Files of the repository outside docs/, and where they are on the site."""
