@@ -48,6 +48,8 @@ _READERS = 16
 _DIGEST = re.compile(r"([0-9a-f]{12})[0-9a-f]{52}")
 _RELEASE_ID = re.compile(r"[a-z0-9][a-z0-9_.-]*-[0-9a-f]{8}-[0-9a-f]{8}")
 """What fails before it has an id is filed under the config's name."""
+_BEGIN_OF_KEY = re.compile("[0-9a-f]{24}")
+"""Name of a stage's work directory."""
 _TELLING = re.compile(r"/results/|/release\.json$|/canary-")
 """Documents of a release that say what it uses."""
 
@@ -187,6 +189,7 @@ class _Run:
         self._pointers = all_pointers(store)
         self.kept = dict(self._kept())
         self.artifacts_kept = 0
+        self._running = set[str]()
 
     def removals(self) -> Iterator[_Removal]:
         """All that goes, in the order in which it may go."""
@@ -200,7 +203,7 @@ class _Run:
         yield from self._artifacts(sorted(old, key=lambda one: (one.ref.kind, one.ref.digest)))
         self.artifacts_kept = len(stored) - len(old)
         yield from self._leftovers()
-        yield from self._of_this_machine()
+        yield from self._of_this_machine({one.ref for one in stored}.difference(one.ref for one in old))
 
     def _kept(self) -> Iterator[tuple[str, tuple[str, ...]]]:
         by_config: dict[str, list[tuple[datetime, str]]] = {}
@@ -265,6 +268,8 @@ class _Run:
             if lease.conclusion:
                 with suppress(ValidationError):  # no stage can use it
                     result = StageRecord.model_validate(lease.conclusion).result
+            if not lease.free:
+                self._running.add(key[:24])
             if key in keys or not lease.free or (result and _ended_at(result) > self._limit):
                 needed |= set(result.artifacts.values()) if result else set()
                 continue
@@ -286,18 +291,28 @@ class _Run:
             going = Going(what="leftover", name=leftover.name, why=why, bytes=leftover.bytes)
             yield _Removal(going, partial(self._store.remove_leftover, leftover))
 
-    def _of_this_machine(self) -> Iterator[_Removal]:
-        for path in list_directories(self._work_root / "jobs"):
-            if _RELEASE_ID.fullmatch(path.name) and path.name not in self.kept:
-                changed = max(one.lstat().st_mtime for one in (path, *walk_files(path)))
-                if changed <= self._limit.timestamp():
-                    going = Going(what="work directory", name=str(path), why="its release is not kept")
-                    yield _Removal(going, partial(shutil.rmtree, path))
+    def _of_this_machine(self, staying: set[ArtifactRef]) -> Iterator[_Removal]:
+        for path, why in self._left_here(staying):
+            found = [one.lstat() for one in (path, *walk_files(path))]
+            if max(one.st_mtime for one in found) <= self._limit.timestamp():
+                going = Going(what="work directory", name=str(path), why=why, bytes=sum(one.st_size for one in found))
+                yield _Removal(going, partial(shutil.rmtree, path))
         for data_set in kept_data_sets(self._work_root / "datasets"):
             if data_set.used_at <= self._limit:
                 why = f"no release has asked for it since {readable_time(data_set.used_at)} UTC"
                 going = Going(what="data set", name=str(data_set.path), why=why, bytes=data_set.bytes)
                 yield _Removal(going, partial(remove_kept, data_set))
+
+    def _left_here(self, staying: set[ArtifactRef]) -> Iterator[tuple[Path, str]]:
+        for path in (path for room in list_directories(self._work_root) for path in list_directories(room)):
+            if path.parent.name == "jobs" and _RELEASE_ID.fullmatch(path.name) and path.name not in self.kept:
+                yield path, "its release is not kept"
+            elif _BEGIN_OF_KEY.fullmatch(path.name) and path.name not in self._running:
+                yield path, "its stage was stopped, or failed, and was not run again"
+        for kind in list_directories(self._work_root / "cache" / "artifacts"):
+            for path in list_directories(kind):
+                if ArtifactRef(kind=kind.name, digest=path.name) not in staying:
+                    yield path, "a copy of an artifact that the store has no more"
 
     def _delete_if_unchanged(self, name: str, revision: str) -> bool:
         document = self._store.read_document(name)

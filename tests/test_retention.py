@@ -159,15 +159,18 @@ def test_while_it_is_not_known_what_is_in_use_nothing_goes(history: History, doc
     assert history.names() == before
 
 
-def test_work_directories_of_removed_releases_go_and_others_stay(history: History, tmp_path: Path):
+def test_work_directories_and_copies_that_nothing_needs_go_and_others_stay(history: History, tmp_path: Path):
     old, new = history.release(1), history.release(2)
-    jobs = tmp_path / "work" / "jobs"
-    for name in (old, new, "tiny"):
-        (jobs / name / "download" / "1").mkdir(parents=True)
-    collect(history, days=0.5)
-    assert len(list(jobs.iterdir())) == 3
-    collect(history, days=1)
-    assert sorted(path.name for path in jobs.iterdir()) == ["tiny", new]
+    used, *_ = history.artifacts_of(new)
+    gone = [f"jobs/{old}", f"download/{'a' * 24}", f"cache/artifacts/{used.kind}/{'a' * 64}"]
+    stay = [f"jobs/{new}", "jobs/tiny", f"download/{'b' * 24}", f"cache/artifacts/{used.kind}/{used.digest}", "answers"]
+    for name in (*gone, *stay):
+        (tmp_path / "work" / name / "1").mkdir(parents=True)
+    with Lease(history.store, stage_record_name("b" * 64)):
+        for days in (0.5, 1.0):
+            assert all((tmp_path / "work" / name).exists() for name in (*gone, *stay))
+            collect(history, days=days)
+    assert [name for name in (*gone, *stay) if (tmp_path / "work" / name).exists()] == stay
 
 
 def test_fetched_data_sets_go_once_nobody_has_asked_for_them_in_as_long_as_releases_are_kept(
