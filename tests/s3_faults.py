@@ -129,17 +129,13 @@ class Faults:
 def is_a(method: str, ending: str = "", **query: str) -> When:
     """Requests of a method on keys with that ending, with (`name=""`: whatever value) those query parameters."""
 
+    wanted = {name.replace("_", "-"): value for name, value in query.items()}
+
     def matches(request: Request) -> bool:
-        found = all(
-            name in request.query and request.query[name].startswith(value) for name, value in _dashed(query).items()
-        )
+        found = all(name in request.query and request.query[name].startswith(value) for name, value in wanted.items())
         return found and request.method == method and request.path.endswith(ending)
 
     return matches
-
-
-def _dashed(query: dict[str, str]) -> dict[str, str]:
-    return {name.replace("_", "-"): value for name, value in query.items()}
 
 
 def always(request: Request) -> bool:

@@ -191,10 +191,8 @@ def _signal_group(pid: int, number: int) -> None:
 
 def _reap(pid: int) -> None:
     """Collect the process if it is our child, so that it does not stay a zombie."""
-    try:
+    with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return
 
 
 def _stat_fields(pid: int) -> list[str] | None:

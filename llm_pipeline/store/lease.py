@@ -64,9 +64,7 @@ class LeaseState(Frozen):
     @property
     def free(self) -> bool:
         """Expired, released, or held by a process that is gone, if it could be seen from here."""
-        if self.expires_at <= time.time():
-            return True
-        return self.holder_gone
+        return self.expires_at <= time.time() or self.holder_gone
 
     @property
     def holder_gone(self) -> bool:
@@ -166,10 +164,8 @@ class Lease:
             LeaseLost: It is not ours any more.
             Transient: The store cannot be read.
         """
+        self._lost = self._lost or self._own() is None
         self.check()
-        if self._own() is None:
-            self._lost = True
-            raise self._loss()
 
     def _own(self) -> Document | None:
         """Its document, if we wrote it last."""

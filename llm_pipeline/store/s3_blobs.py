@@ -14,7 +14,7 @@ import mimetypes
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -131,10 +131,8 @@ class S3Blobs:
                 yield Listed(name, item["Size"], item["ETag"], item["LastModified"])
 
     def delete(self, name: str, expect: str = ANY) -> None:
-        try:
+        with suppress(Absent):
             self._call(lambda: self.client.delete_object(**self._at(name), **_condition(expect)), name)
-        except Absent:
-            return
 
     def delete_all(self, names: Sequence[str]) -> None:
         for first in range(0, len(names), _KEYS_PER_DELETE):
@@ -177,10 +175,8 @@ class S3Blobs:
     def drop(self, leftover: Leftover) -> None:
         name, _, upload_id = leftover.name.partition(_UPLOAD_MARK)
         parameters = {**self._at(name), "UploadId": upload_id}
-        try:
+        with suppress(Absent):
             self._call(lambda: self.client.abort_multipart_upload(**parameters), name)
-        except Absent:
-            return
 
     def head(self, name: str) -> S3Head | None:
         """What S3 knows of an object; None if there is none."""
@@ -399,6 +395,13 @@ def connect(config: S3Place) -> Any:
     from botocore.exceptions import BotoCoreError
     from botocore.session import Session
 
+    s3: dict[str, Any] = {}
+    if config.endpoint:
+        s3["addressing_style"] = "path"  # its buckets may have no names of hosts
+    if not (config.endpoint or "").startswith("http://"):
+        # botocore's own rule for TLS with a checksum; it does not see a checksum that it did not compute, and would
+        # hash every body once more. The signature covers the checksum.
+        s3["payload_signing_enabled"] = False
     options = Config(
         retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
         connect_timeout=_CONNECT_SECONDS,
@@ -408,24 +411,13 @@ def connect(config: S3Place) -> Any:
         # default would add a CRC32 to both, in trailers that other S3 servers than Amazon's may not know.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
-        s3=_s3_options(config),
+        s3=s3,
     )
     try:
-        session = Session()  # boto3's own adds managed transfers, and is slow to import
-        return session.create_client("s3", endpoint_url=config.endpoint, config=options)
+        # boto3's own session adds managed transfers, and is slow to import
+        return Session().create_client("s3", endpoint_url=config.endpoint, config=options)
     except (BotoCoreError, ValueError) as error:
         raise translated(error, config.uri) from error
-
-
-def _s3_options(config: S3Place) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    if config.endpoint:
-        options["addressing_style"] = "path"  # its buckets may have no names of hosts
-    if not (config.endpoint or "").startswith("http://"):
-        # botocore's own rule for TLS with a checksum; it does not see a checksum that it did not compute, and would
-        # hash every body once more. The signature covers the checksum.
-        options["payload_signing_enabled"] = False
-    return options
 
 
 def translated(error: Exception, where: str) -> PipelineError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from pydantic import ValidationError
@@ -101,10 +102,8 @@ class Seals:
     def break_marker(self, opened: Opened) -> None:
         """Make an artifact incomplete, unless somebody completed it anew since it was read."""
         if marker := opened.blobs.get(COMPLETE_FILE):
-            try:
+            with suppress(Changed):
                 self._blobs.delete(f"{directory_of(opened.ref)}/{COMPLETE_FILE}", marker.revision)
-            except Changed:
-                return
 
     def renew(self, ref: ArtifactRef) -> bool:
         """Write the marker anew; False if there is none."""

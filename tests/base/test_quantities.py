@@ -10,7 +10,6 @@ from llm_pipeline.base.quantities import byte_size, duration
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (0.04, "0.0 s"),
         (1.24, "1.2 s"),
         (12.4, "12 s"),
         (59.7, "1 min"),
@@ -30,10 +29,8 @@ def test_durations_use_at_most_two_units(seconds: float, text: str) -> None:
         (0, "0 B"),
         (999, "999 B"),
         (1500, "1.5 kB"),
-        (210_000, "210 kB"),
         (999_600_000, "1 GB"),
         (1_073_741_824, "1.07 GB"),
-        (141_000_000_000, "141 GB"),
         (2 * 10**12, "2 TB"),
         (1_234 * 10**12, "1,234 TB"),
     ],

@@ -10,13 +10,6 @@ from llm_pipeline.base.errors import IntegrityError
 from llm_pipeline.base.json_document import load_record
 from llm_pipeline.base.records import ArtifactRef
 
-REF = ArtifactRef(kind="checkpoint", digest="ab" * 32)
-
-
-def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
-    (tmp_path / "ref.json").write_text(REF.model_dump_json(indent=1))
-    assert load_record(ArtifactRef, tmp_path / "ref.json", "no reference") == REF
-
 
 @pytest.mark.parametrize("content", [None, b"", b"{", b"[]", b"\xff\xfe", b'{"kind": "x", "digest": "y", "more": 1}'])
 def test_a_file_that_holds_no_such_record_is_named(tmp_path: Path, content: bytes | None) -> None:
