@@ -26,8 +26,10 @@ COMPANIONS = (
     GENERATION,
     "chat_template.jinja",
     "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
 )
-"""What belongs to a checkpoint beside its weights: tokenizer, generation config, chat template."""
+"""What belongs to a checkpoint beside its weights: tokenizer, generation config, chat template, processor of images."""
 
 
 def read_json(path: Path) -> dict[str, Any]:

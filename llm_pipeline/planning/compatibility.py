@@ -54,6 +54,12 @@ OTHER_CHECKPOINT = "engine: vllm, or a recipe of another checkpoint"
 """What is advised where an engine does not read what somebody else quantized."""
 
 
+def experts_left_out(recipe: QuantizationRecipe) -> str:
+    """The line of a recipe that keeps experts at the baseline's precision."""
+    excluded = ", ".join(f'"{pattern}"' for pattern in (*recipe.exclude, "*experts*"))
+    return f"exclude: [{excluded}]"
+
+
 class Legal(Frozen):
     """The recipe can be built and served on the target, as far as is known.
 

@@ -120,7 +120,6 @@ class MemoryFit(Frozen):
         capacity: What the device has.
         weights: Weights of the fullest rank.
         runtime: Context, graphs and activations, by a stated model.
-        kv_per_token: KV cache of one token.
         kv_available: What the KV cache may take.
         kv_wanted: KV cache of `limits.maximum_sequences` requests of full length.
         largest_batch: Requests of full length that fit at once.
@@ -129,7 +128,6 @@ class MemoryFit(Frozen):
     capacity: int
     weights: int
     runtime: int
-    kv_per_token: int
     kv_available: int
     kv_wanted: int
     largest_batch: int
@@ -176,14 +174,11 @@ def rank_weight_bytes(
     return ceil((layers + edges) / parallelism.tensor) + copied
 
 
-def rank_kv_bytes_per_token(facts: ModelFacts, parallelism: Parallelism, element_bytes: float) -> int:
-    """KV cache of one token on the fullest rank; heads are copied where there are more ranks than heads."""
-    elements = _by_layer(facts, lambda cache: ceil(cache.heads / parallelism.tensor) * cache.elements)
-    return ceil(_fullest_sum(elements, parallelism.pipeline) * element_bytes)
-
-
 def rank_kv_bytes_per_request(facts: ModelFacts, parallelism: Parallelism, element_bytes: float, tokens: int) -> int:
-    """What one request keeps on the fullest rank: whole blocks of tokens in each layer, and states of fixed size."""
+    """What one request keeps on the fullest rank: whole blocks of tokens in each layer, and states of fixed size.
+
+    Heads are copied where there are more ranks than heads.
+    """
     elements = _by_layer(facts, lambda cache: ceil(cache.heads / parallelism.tensor) * cache.elements)
     states = _by_layer(facts, lambda cache: ceil(cache.state_bytes / parallelism.tensor))
     whole = ceil(tokens / TOKENS_PER_BLOCK) * TOKENS_PER_BLOCK
@@ -213,7 +208,6 @@ def fit_memory(
         capacity=engine.capacity,
         weights=weights,
         runtime=runtime,
-        kv_per_token=rank_kv_bytes_per_token(facts, parallelism, element),
         kv_available=available,
         kv_wanted=limits.maximum_sequences * request,
         largest_batch=available // request if request else limits.maximum_sequences,

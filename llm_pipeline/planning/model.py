@@ -105,7 +105,8 @@ def expected_warnings(release: ResolvedRelease) -> Iterator[str]:
 def stage_lines(plan: Plan) -> list[str]:
     """A row for each stage and time; subjects with equal cells share one."""
     order = {stage.stage: number for number, stage in reversed([*enumerate(plan.stages)])}
-    ranked = sorted(plan.stages, key=lambda step: order[step.stage])  # stable: subjects stay in their order
+    # Stable: subjects stay in their order, but for steps of canaries, whose times go down as their shares go up.
+    ranked = sorted(plan.stages, key=lambda one: (order[one.stage], -(one.seconds or 0) * (one.stage == "canary")))
     rows = [("stage", "of", "time", "GPU hours", plan.total.currency)]
     for _, group in groupby(ranked, key=lambda step: (step.stage, round(step.seconds or -1), step.basis)):
         steps = list(group)

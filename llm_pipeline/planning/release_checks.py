@@ -24,6 +24,7 @@ from llm_pipeline.engines.builder import engine_adapter, own_server_of
 from llm_pipeline.loadtest.workload import check_workload, longest_request
 from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning import host
+from llm_pipeline.planning.compatibility import experts_left_out
 from llm_pipeline.planning.memory import HALF_PRECISION, least_effective_bits, quantizes_experts
 from llm_pipeline.quantization.calibration import choose_samples, read_source
 from llm_pipeline.quantization.tensorrt_llm_checkpoint import refuse_unsupported_tensorrt_llm_checkpoint
@@ -86,7 +87,6 @@ def recipe_warnings(loaded: LoadedRelease) -> Iterator[str]:
             yield f"{recipe.name}: tensorrt_llm_checkpoint is read by engine tensorrt_llm_engine, which no target has"
 
 
-_EXPERTS = "*experts*"
 _SEEN_WITH = "seen with modelopt 0.47.0 and Transformers 5.5.4"
 _NOT_READ_BACK = f"quantized experts are not read back for scorer hf ({_SEEN_WITH})"
 _NOT_EXPORTED: Mapping[str, str] = {
@@ -94,6 +94,7 @@ _NOT_EXPORTED: Mapping[str, str] = {
     "bloom": f"fails on its layers ({_SEEN_WITH})",
 }
 """Architectures of which no recipe makes an export that passes its validation."""
+_PACKED_EXPERTS = ("gpt_oss", "llama4_text")
 
 
 def check_model(loaded: LoadedRelease, facts: ModelFacts) -> None:
@@ -170,8 +171,7 @@ def scorer_problems(scorer: str, recipe: QuantizationRecipe, facts: ModelFacts) 
     if recipe.name in facts.ready and (unread := unread_format(facts.ready[recipe.name])):
         yield f"{unread} -> {_VLLM}"
     if quantizes_experts(facts, recipe):
-        excluded = ", ".join(f'"{pattern}"' for pattern in (*recipe.exclude, _EXPERTS))
-        yield f"{_NOT_READ_BACK} -> exclude: [{excluded}], or {_VLLM}"
+        yield f"{_NOT_READ_BACK} -> {experts_left_out(recipe)}, or {_VLLM}"
 
 
 _SHAPE = ("model_type", "hidden_size", "layers", "attention_heads", "vocabulary_size", "experts")
@@ -206,6 +206,9 @@ def recipe_problems(recipe: QuantizationRecipe, facts: ModelFacts) -> Iterator[s
     experts = any(".experts." in group.name for group in facts.matrices)
     if experts and not BLOCKWISE.isdisjoint(recipe.formats):
         yield f"modelopt's export of INT4 fails on mixtures of experts ({_SEEN_WITH}) -> weights of 8 bits"
+    if facts.model_type in _PACKED_EXPERTS and quantizes_experts(facts, recipe):
+        problem = f"modelopt's export of {facts.model_type} fails its check, as it keeps experts in one tensor"
+        yield f"{problem} ({_SEEN_WITH}) -> {experts_left_out(recipe)}"
     if recipe.calibration and recipe.calibration.chat_template and facts.chat_templates == ():
         yield (
             "calibration.chat_template renders messages with the model's own template, and the model has none -> a "

@@ -12,8 +12,8 @@ that a step keeps busy: the target's for its servers, the quantization host's fo
   Where a build is a start of the server, as vLLM's is: `start_seconds` of the engine.
 * staging: with such an engine another start.
 * load_test: all of its windows, when nothing has to be extended (`loadtest/session.py`).
-* canary: the shortest bake of a step, and before the first one with vLLM another start. Live traffic decides how much
-  longer it takes.
+* canary: what a step bakes at least, or until it has its requests at the workload's rate, and before the first one with
+  vLLM another start.
 
 Everything else takes seconds, or as long as a person does, and is not predicted.
 """
@@ -36,7 +36,7 @@ from llm_pipeline.model_facts.facts import ModelFacts
 from llm_pipeline.planning.memory import PLAIN, climbing_order, weight_bytes
 from llm_pipeline.planning.sources import History, Step
 from llm_pipeline.planning.speed import REACHED, RooflineEngine, Tokens, answering_seconds, engine_of, prompt_seconds
-from llm_pipeline.planning.task_pool import TaskItems
+from llm_pipeline.planning.task_pool import TaskItems, request_seconds
 from llm_pipeline.release.candidate import candidates, target_of
 from llm_pipeline.release.flow import steps_of
 from llm_pipeline.release.loading import LoadedRelease
@@ -207,7 +207,8 @@ def predicted_seconds(
         start = engine_adapter(target.engine).start_seconds
         take(Work.LOAD, subjects, session_seconds(release.workload, release.policy.load_test))
         for step, percent in enumerate(canary.steps_percent):
-            bake = canary.minimum_bake_seconds + (0.0 if step else start or 0.0)
+            bake = max(canary.minimum_bake_seconds, request_seconds(canary, release.workload.rate_per_second, percent))
+            bake = min(bake, canary.maximum_bake_seconds) + (0.0 if step else start or 0.0)
             take(Work.BAKE, [canary_subject(target.name, percent)], bake)
         if facts is None or target.accelerator == "cpu" or not ladders[target.name]:
             continue

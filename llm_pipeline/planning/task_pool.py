@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from functools import cache, partial
+from math import ceil
 from pathlib import Path
 
 from llm_pipeline.accuracy.gate import TYPICAL_FLIPS, items_needed
@@ -190,11 +191,11 @@ def _too_few(known: Mapping[str, int], policy: AccuracyPolicy) -> Iterator[str]:
     for name, items, margin in margins:
         needed = items_needed(margin, TYPICAL_FLIPS, policy.confidence, POWER)
         if items < needed:
-            wide = 100 * margin * (needed / items) ** 0.5 if items else 50.0
+            wide = ceil(1000 * margin * (needed / items) ** 0.5) / 10 if items else 50.0
             yield (
                 f"{name}: {items} items are too few for a margin of {100 * margin:g} points: a model that lost nothing "
                 f"passes in less than {100 * POWER:.0f} % when {100 * TYPICAL_FLIPS:g} % flip; {needed} items "
-                f"or a margin of {wide:.1f} points would do"
+                f"or a margin of {wide:g} points would do"
             )
 
 
@@ -207,13 +208,19 @@ def load_test_warnings(size: SampleSize) -> Iterator[str]:
         )
 
 
+def request_seconds(policy: CanaryPolicy, rate_per_second: float, percent: float) -> float:
+    """How long a canary's step waits for the requests that it needs."""
+    return policy.minimum_requests / (rate_per_second * percent / 100)
+
+
 def canary_warnings(policy: CanaryPolicy, rate_per_second: float) -> Iterator[str]:
     """What keeps a step from deciding at the workload's rate."""
-    needed = {percent: policy.minimum_requests / (rate_per_second * percent / 100) for percent in policy.steps_percent}
+    needed = {percent: request_seconds(policy, rate_per_second, percent) for percent in policy.steps_percent}
     late = {percent: seconds for percent, seconds in needed.items() if seconds > policy.maximum_bake_seconds}
     if late:
+        enough = ceil(10 * request_seconds(policy, rate_per_second, 1.0) / policy.maximum_bake_seconds) / 10
         found = ", ".join(f"{duration(seconds)} at {percent:g} %" for percent, seconds in late.items())
         yield (
             f"canary: minimum_requests {policy.minimum_requests} take {found}: beyond maximum_bake_seconds "
-            f"{policy.maximum_bake_seconds:g} a step ends undecided"
+            f"{policy.maximum_bake_seconds:g} a step ends undecided; from {enough:g} % on it would decide"
         )

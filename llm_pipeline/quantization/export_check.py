@@ -96,10 +96,10 @@ def check_export(
     for name, parameter in model.named_parameters():
         if not bool(torch.isfinite(parameter).all()):
             raise IntegrityError(f"{name} is not finite", where=where)
-    for name in checkpoint.layers & expected.input_scales.keys():
-        scale, wanted = checkpoint.activation(name)[1], expected.input_scales[name]
-        if scale is None or not abs(scale / wanted - 1) <= _SCALES_APART:
-            problem = f"the inputs of {name} have the scale {scale}, and had {wanted:g} in the model it was made from"
+    for name in checkpoint.layers:
+        scale, wanted = checkpoint.activation(name)[1], expected.input_scales.get(name)
+        if scale != wanted and not (scale and wanted and abs(scale / wanted - 1) <= _SCALES_APART):
+            problem = f"the inputs of {name} have the scale {scale}, and had {wanted} in the model it was made from"
             raise IntegrityError(problem, where=where, hint=_AGAIN)
     for layer in model.modules():
         if isinstance(layer, QuantizedLinear):

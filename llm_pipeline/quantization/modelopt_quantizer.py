@@ -136,6 +136,11 @@ class Quantizer:
         with self._clock.phase("load"), out_of_memory_in("loading"):
             options = placement_here(self._source, self._dtype, self._device)
             model = load_causal_model(self._source, dtype=self._dtype, **options)
+        # Of a model of several parts, such as Qwen3.5, Transformers loads the text alone and names no class of it; but
+        # modelopt asks for one. The names that go with the exported config are those of that class, not of the whole.
+        model.config.architectures = [type(model).__name__]
+        renamings = model._weight_conversions  # noqa: SLF001 - what modelopt gives names back by, as it does of experts
+        model._weight_conversions = [one for one in renamings if "language_model" not in str(one.source_patterns)]  # noqa: SLF001
         passes = None
         if self._calibration is not None and self._recipe.calibration is not None:
             passes = CalibrationPasses(self._calibration, self._recipe.calibration.batch_size)

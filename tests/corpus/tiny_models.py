@@ -31,7 +31,7 @@ Spelling = Literal["bytes", "bytes_with_start", "pieces"]
 
 _COMMON = ("the", "cat", "sees", "a", "red", "moon", "over", "two", "old", "trees", "while", "seven", "dogs", "sing",
            "and", "the", "naïve", "café", "sleeps")  # fmt: skip
-_NAMES = {
+SIZES = {
     "vocab_size": VOCABULARY, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": CONTEXT, "bos_token_id": 0,
     "eos_token_id": 1, "pad_token_id": 1, "tie_word_embeddings": False, "initializer_range": 0.15,
@@ -45,7 +45,7 @@ class TinyModel:
 
     Attributes:
         model_type: Architecture.
-        changes: Of its configuration, against `_NAMES`; None leaves a key out.
+        changes: Of its configuration, against `SIZES`; None leaves a key out.
         spelling: How its tokenizer writes text: bytes (GPT-2, Qwen), the same behind a start token (Llama 3), or
             SentencePiece's pieces with bytes for what is unknown (Gemma, Mistral, Phi-3).
         dtype: Precision of the weights.
@@ -64,7 +64,7 @@ class TinyModel:
 
     def config(self) -> Any:
         """Its configuration."""
-        values = {key: value for key, value in {**_NAMES, **self.changes}.items() if value is not None}
+        values = {key: value for key, value in {**SIZES, **self.changes}.items() if value is not None}
         return AutoConfig.for_model(self.model_type, **values)
 
 
@@ -138,7 +138,7 @@ CORPUS: Mapping[str, TinyModel] = {
     "phi3": TinyModel("phi3", spelling="pieces"),
     "gemma2": TinyModel("gemma2", {**_GEMMA, **_ALTERNATING}, spelling="pieces", dtype=torch.bfloat16),
     "gemma3": TinyModel("gemma3_text", {**_GEMMA, **_ALTERNATING}, spelling="pieces", dtype=torch.bfloat16),
-    "gpt2": TinyModel("gpt2", {**dict.fromkeys(_NAMES), **{key: _NAMES[key] for key in (
+    "gpt2": TinyModel("gpt2", {**dict.fromkeys(SIZES), **{key: SIZES[key] for key in (
         "vocab_size", "bos_token_id", "eos_token_id", "initializer_range")}, **_GPT2}),
     "gpt-neox": TinyModel("gpt_neox", {"num_key_value_heads": None}),
     "granite": TinyModel("granite", {"logits_scaling": 2.0, "residual_multiplier": 0.7}),

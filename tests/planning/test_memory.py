@@ -21,7 +21,6 @@ from llm_pipeline.planning.memory import (
     climbing_order,
     fit_memory,
     rank_kv_bytes_per_request,
-    rank_kv_bytes_per_token,
     rank_weight_bytes,
     weight_bytes,
 )
@@ -104,9 +103,9 @@ def test_the_head_is_quantized_where_the_recipe_does_not_exclude_it():
 
 
 def test_kv_heads_are_split_over_ranks_and_copied_where_there_are_too_few():
-    assert rank_kv_bytes_per_token(LLAMA_70B, Parallelism(tensor=8), 2) == 327_680 // 8
-    assert rank_kv_bytes_per_token(LLAMA_70B, Parallelism(tensor=16), 2) == 327_680 // 8
-    assert rank_kv_bytes_per_token(LLAMA_70B, Parallelism(pipeline=2), 2) == 327_680 // 2
+    assert rank_kv_bytes_per_request(LLAMA_70B, Parallelism(tensor=8), 2, 32) == 32 * 327_680 // 8
+    assert rank_kv_bytes_per_request(LLAMA_70B, Parallelism(tensor=16), 2, 32) == 32 * 327_680 // 8
+    assert rank_kv_bytes_per_request(LLAMA_70B, Parallelism(pipeline=2), 2, 32) == 32 * 327_680 // 2
 
 
 def test_requests_take_whole_blocks():
@@ -132,7 +131,7 @@ def test_the_largest_batch_fits_and_one_more_does_not():
 
 def test_an_fp8_kv_cache_holds_twice_the_requests():
     plain, quantized = fit(LLAMA_8B, "fp8", 8, H100), fit(LLAMA_8B, "fp8", 8, H100, kv_cache="fp8")
-    assert quantized.kv_per_token * 2 == plain.kv_per_token
+    assert quantized.kv_wanted * 2 == plain.kv_wanted
     assert quantized.largest_batch in (2 * plain.largest_batch, 2 * plain.largest_batch + 1)
 
 
@@ -144,7 +143,7 @@ def test_vllm_shares_the_whole_memory_as_measured_on_an_h200(weights: str, measu
     fit, refused = judge_memory(target, recipe(weights), LLAMA_8B)
     assert refused is None
     assert fit is not None
-    assert fit.kv_available / fit.kv_per_token == pytest.approx(measured, rel=0.05)
+    assert 128 * 1024 * fit.kv_available / fit.kv_wanted == pytest.approx(measured, rel=0.05)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from llm_pipeline.model_facts.layout import caches
 from llm_pipeline.model_facts.reader import ModelDocuments, read_facts, stated_context, with_defaults
 from llm_pipeline.model_facts.words import ConfigWords
 from llm_pipeline.planning import host
-from llm_pipeline.planning.memory import rank_kv_bytes_per_token, rank_weight_bytes, weight_bytes
+from llm_pipeline.planning.memory import rank_kv_bytes_per_request, rank_weight_bytes, weight_bytes
 from llm_pipeline.planning.release_checks import unread_format
 from llm_pipeline.planning.sources import require_loader
 from llm_pipeline.planning.target_plan import judge_memory
@@ -173,7 +173,7 @@ PLAIN = recipe("none")
 
 
 def test_a_latent_is_held_whole_by_every_rank():
-    assert rank_kv_bytes_per_token(facts_of("DeepSeek-V3"), Parallelism(tensor=8), 2) == 70_272
+    assert rank_kv_bytes_per_request(facts_of("DeepSeek-V3"), Parallelism(tensor=8), 2, 32) == 32 * 70_272
 
 
 def test_the_fullest_stage_of_a_pipeline_is_one_without_the_dense_layers():

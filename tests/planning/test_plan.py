@@ -278,7 +278,7 @@ def test_a_load_test_without_room_for_misses_is_a_warning(configs: Path, edit):
 def test_the_table_says_what_gpus_will_cost():
     text = format_plan(plan_release(REAL, store_seconds=0))
     assert re.search(r"\n  baseline +\S.*, model", text)
-    assert re.search(r"canary +h100, h200, l40s at 1/5/25/50/100 % +5 min each, model +1\.250 +4\.58\n", text)
+    assert re.search(r"canary +h100, h200, l40s at 5 % +16 min 40 s each, model +0\.833 +3\.06\n", text)
 
 
 def test_weights_that_the_gpus_for_quantization_do_not_hold_are_a_warning(configs: Path, edit):

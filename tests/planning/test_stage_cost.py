@@ -50,8 +50,8 @@ def test_a_build_takes_minutes_by_the_size_of_the_largest_checkpoint(real: Path)
 def test_vllm_starts_for_the_build_for_staging_and_for_the_canary(configs: Path):
     found = costs(plan_of(configs / "releases" / "llama-3.1-8b-instruct-vllm.yaml"))
     assert found["build h100_vllm"].seconds == found["staging h100_vllm"].seconds == 55.0
-    assert found["canary h100_vllm:1"].seconds == 55.0 + 300.0
-    assert found["canary h100_vllm:5"].seconds == 300.0
+    assert found["canary h100_vllm:1"].seconds == 55.0 + 200 / (4 * 0.01)  # until it has its requests
+    assert found["canary h100_vllm:25"].seconds == 300.0
 
 
 def test_quantization_and_scoring_hold_the_quantization_hosts_gpus(real: Path):
@@ -74,8 +74,8 @@ def test_gpu_hours_cost_what_the_deployment_says(real: Path, edit):
     edit(DEPLOYMENT, "L40S: 2.0", "L40S: 1.5")
     edit(DEPLOYMENT, "currency: USD", "currency: EUR")
     plan = plan_of(real)
-    assert costs(plan)["canary h100:5"].price == pytest.approx(4.0 * 300 / 3600)
-    assert costs(plan)["canary l40s:5"].price == pytest.approx(1.5 * 300 / 3600)
+    assert costs(plan)["canary h100:25"].price == pytest.approx(4.0 * 300 / 3600)
+    assert costs(plan)["canary l40s:25"].price == pytest.approx(1.5 * 300 / 3600)
     expected = sum(cost.price or 0 for cost in costs(plan).values())
     assert plan.total.price == pytest.approx(expected)
     assert f"{expected:.2f} EUR" in format_plan(plan)

@@ -82,13 +82,14 @@ def test_a_canary_that_never_sees_enough_is_told():
     policy = CanaryPolicy(steps_percent=(1, 50, 100))
     (warning,) = canary_warnings(policy, 2.0)
     assert warning.startswith("canary: minimum_requests 50 take 41 min 40 s at 1 %: beyond maximum_bake_seconds")
+    assert warning.endswith("from 2.8 % on it would decide")
     assert not list(canary_warnings(policy, 200.0))
 
 
 def test_a_task_too_small_for_its_own_margin_is_told():
-    (warning,) = gate_warnings("accuracy", pool(large=5000, small=100), AccuracyPolicy())
-    assert warning.startswith("accuracy: small: 100 items are too few for a margin of 3 points")
-    assert warning.endswith("344 items or a margin of 5.6 points would do")
+    (warning,) = gate_warnings("accuracy", pool(large=5000, small=110), AccuracyPolicy())
+    assert warning.startswith("accuracy: small: 110 items are too few for a margin of 3 points")
+    assert warning.endswith("344 items or a margin of 5.4 points would do")
 
 
 def test_a_pool_that_is_not_known_is_not_judged():

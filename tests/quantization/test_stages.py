@@ -15,6 +15,7 @@ pytest.importorskip("modelopt")
 
 from resolved_release import request_below
 from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForImageTextToText
 from transformers.models.llama.modeling_llama import LlamaModel
 
 from llm_pipeline.accuracy.evaluation import read_summary
@@ -234,6 +235,23 @@ def test_quantized_experts_are_exported_and_checked_without_being_read_back(tmp_
     found = check_export(source, export, recipe, expected, dtype=torch.float16, device="cpu")
     assert found.difference is None
     assert found.layers == 2 * (4 + 3 * 4)  # attention, and four experts of three matrices
+
+
+def test_the_text_of_a_model_of_several_parts_is_exported_under_its_own_names(tmp_path):
+    import tiny_models
+
+    sizes = {**tiny_models.SIZES, "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    parts = {"text_config": {**sizes, "full_attention_interval": 2}, "vision_config": {"depth": 1, "hidden_size": 64}}
+    source, export, recipe = tiny_models.make("qwen3", tmp_path / "source"), tmp_path / "export", make_recipe("fp8")
+    whole = AutoModelForImageTextToText.from_config(AutoConfig.for_model("qwen3_5", **parts)).to(torch.bfloat16)
+    whole.save_pretrained(source)
+    (source / "preprocessor_config.json").write_text("{}")
+    data = read_calibration(source, recipe, DATA)
+    expected = Quantizer(source, recipe, data, dtype=torch.bfloat16, device="cpu").export(export)
+    assert check_export(source, export, recipe, expected, dtype=torch.bfloat16, device="cpu").layers == 13
+    assert (export / "preprocessor_config.json").exists()  # whatever serves all parts reads it
+    assert "model.layers.0.mlp.up_proj.weight" in load_file(export / "model.safetensors")
+    assert "model.language_model.layers.0.mlp.up_proj.weight" in load_file(source / "model.safetensors")
 
 
 def judge(release, quantized, baseline, name, policy=POLICY):

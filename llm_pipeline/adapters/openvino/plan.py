@@ -14,6 +14,7 @@ from llm_pipeline.planning.compatibility import (
     Legal,
     Refused,
     changes,
+    experts_left_out,
     nearest_kv_cache,
 )
 
@@ -42,9 +43,8 @@ def judge(question: FormatQuestion) -> Legal | Refused:
             nearest=OTHER_CHECKPOINT,
         )
     if question.quantized_experts:
-        excluded = ", ".join(f'"{pattern}"' for pattern in (*recipe.exclude, "*experts*"))
         reason = "the CPU engine's graph holds experts at the baseline's precision only"
-        return Refused(reason=reason, nearest=f"exclude: [{excluded}], or a target with engine: vllm")
+        return Refused(reason=reason, nearest=f"{experts_left_out(recipe)}, or a target with engine: vllm")
     asked = question.asked
     kv_cache = nearest_kv_cache(asked.kv_cache, _KV_FORMATS)
     unserved = [name for name in asked.weights if name not in _FORMATS]
