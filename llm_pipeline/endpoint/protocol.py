@@ -1,6 +1,7 @@
 """What OpenAI's clients ask, and the form in which they are answered.
 
-Fields that would change the answer and are not known here are refused by their name; null is a field left out.
+Fields of a request that would change the answer and are not known here are refused by their name; null is a field left
+out. Unknown fields of messages are passed over: clients send back what other servers said, and notes of their own.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from http import HTTPStatus
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
+    AliasChoices,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -28,9 +30,6 @@ HARMLESS = frozenset({
     "service_tier", "store", "user",
 })  # fmt: skip
 """Fields that no answer depends on."""
-
-HARMLESS_IN_MESSAGES = frozenset({"annotations", "audio", "id", "refusal"})
-"""What clients send back with an assistant's earlier answers."""
 
 AS_IF_NOT_ASKED: Mapping[str, frozenset[float]] = {
     "top_p": frozenset({1}),
@@ -94,45 +93,33 @@ def _text_of(content: Any) -> Any:
     return "\n".join(part["text"] for part in content)
 
 
-class _Function(_Part):
+class _Function(_Part, extra="ignore"):
     name: str
     arguments: str = "{}"
 
 
-class _ToolCall(_Part):
+class _ToolCall(_Part, extra="ignore"):
     id: str | None = None
     type: Literal["function"] = "function"
-    index: int | None = None
     function: _Function
 
 
-class Message(_Part):
-    """One message of a chat."""
+class Message(_Part, extra="ignore"):
+    """One message of a chat; its reasoning has another name in vLLM's answers than elsewhere."""
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: Annotated[str | None, BeforeValidator(_text_of)] = None
     name: str | None = None
     tool_calls: Annotated[list[_ToolCall], Field(max_length=128)] = Field(default=[])
     tool_call_id: str | None = None
-    reasoning_content: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_what_is_ignored(cls, value: Any) -> Any:
-        return {k: v for k, v in value.items() if k not in HARMLESS_IN_MESSAGES} if isinstance(value, dict) else value
-
-    @model_validator(mode="after")
-    def _says_something(self) -> Message:
-        if self.content is None and not self.tool_calls:
-            raise ValueError("a message has content")
-        return self
+    reasoning_content: str | None = Field(default=None, validation_alias=AliasChoices("reasoning_content", "reasoning"))
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates read it: arguments of tool calls are objects."""
         message = self.model_dump(exclude_none=True, exclude={"tool_calls"})
         message.setdefault("content", "")
         if self.tool_calls:
-            calls = [call.model_dump(exclude_none=True, exclude={"index"}) for call in self.tool_calls]
+            calls = [call.model_dump(exclude_none=True) for call in self.tool_calls]
             for call in calls:
                 call["function"]["arguments"] = _object(call["function"]["arguments"])
             message["tool_calls"] = calls

@@ -66,12 +66,15 @@ class LoadClient:
         endpoint: The server, or a router in front of several.
         processes: Client processes that share each window; None for as many as its rate needs, up to one per core.
         timeout_seconds: A request without a whole answer by then has failed.
+
+    Attributes:
+        processes: Those that run.
     """
 
     def __init__(self, endpoint: Endpoint, *, processes: int | None = None, timeout_seconds: float = 60.0) -> None:
         self._endpoint, self._count, self._timeout_seconds = endpoint, processes, timeout_seconds
         self._greeting = endpoint, endpoint.headers(), timeout_seconds  # headers never stand on a command line
-        self._processes: list[ClientProcess] = []
+        self.processes: list[ClientProcess] = []
 
     def __enter__(self) -> Self:
         try:
@@ -82,14 +85,9 @@ class LoadClient:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self._processes:
+        for process in self.processes:
             process.close()
-        self._processes.clear()
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """Pids of the client processes."""
-        return tuple(process.pid for process in self._processes)
+        self.processes.clear()
 
     def send(self, traffic: Traffic) -> MeasuredWindow:
         """Send one window of traffic and wait until each of its requests has ended.
@@ -115,10 +113,10 @@ class LoadClient:
 
     def _start(self, count: int) -> None:
         """Have at least `count` processes."""
-        known = len(self._processes)
+        known = len(self.processes)
         for _ in range(count - known):
-            self._processes.append(ClientProcess())
-        new = self._processes[known:]
+            self.processes.append(ClientProcess())
+        new = self.processes[known:]
         for process in new:
             process.say(self._greeting)
         self._hear_all(new, _PREPARE_SECONDS)
@@ -128,7 +126,7 @@ class LoadClient:
 
         If a process ends, the window is lost: a part of the requests would be a sample of its own.
         """
-        processes = self._processes[: len(dealt)]
+        processes = self.processes[: len(dealt)]
         for process, part in zip(processes, dealt, strict=True):
             process.say(part)
         self._hear_all(processes, _PREPARE_SECONDS)

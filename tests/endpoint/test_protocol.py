@@ -63,6 +63,12 @@ def test_anything_else_is_no_prompt(prompt):
         read(CompletionRequest, json.dumps({"model": "m", "prompt": prompt}).encode())
 
 
+def test_of_a_message_is_read_what_templates_know_and_reasoning_by_vllms_name_too():
+    said = {"reasoning": "hm", "provider_specific_fields": {"a": 1}, "thinking_blocks": [], "refusal": None}
+    (message,) = chat(messages=[{"role": "assistant", "content": None, **said}]).messages
+    assert message.for_template() == {"role": "assistant", "content": "", "reasoning_content": "hm"}
+
+
 def test_what_the_openai_package_can_ask_is_known_or_refused_on_purpose():
     asked = pytest.importorskip("openai.types.chat.completion_create_params").CompletionCreateParamsBase.__annotations__
     assert asked.keys() - ChatRequest.model_fields - HARMLESS == {

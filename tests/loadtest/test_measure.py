@@ -167,7 +167,7 @@ def test_several_processes_record_what_one_does(server: ScriptedServer):
     with LoadClient(Endpoint(url=server.url), processes=2) as client:
         before = len(server.seen)
         records = client.send(scheduled).records
-        assert len(client.pids) == 2
+        assert len(client.processes) == 2
         users = client.send(Traffic([LoadRequest("a", 4)] * 10, 5.0, concurrency=2)).records
     assert records["number"].tolist() == list(range(99))
     assert records["arrives_at"].tolist() == scheduled.arrivals.tolist()
@@ -181,7 +181,7 @@ def test_several_processes_record_what_one_does(server: ScriptedServer):
 
 def test_a_client_process_that_dies_voids_its_window(server: ScriptedServer):
     with LoadClient(Endpoint(url=server.url), processes=2) as client:
-        kill = subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -9 {client.pids[1]}"])
+        kill = subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -9 {client.processes[1].pid}"])
         started = time.monotonic()
         with pytest.raises(Transient, match="client process ended"):
             client.send(traffic(["a"] * 2000, apart=0.03))
@@ -196,7 +196,7 @@ def test_client_processes_die_with_their_parent_however_it_ends(server: Scripted
         "from llm_pipeline.loadtest.measure import LoadClient\n"
         "from llm_pipeline.loadtest.traffic import LoadRequest, Traffic\n"
         f"with LoadClient(Endpoint(url={server.url!r}), processes=2) as client:\n"
-        "    print(*client.pids, flush=True)\n"
+        "    print(*(one.pid for one in client.processes), flush=True)\n"
         "    client.send(Traffic([LoadRequest('a', 4)] * 2, 30.0, np.array([0.0, 30.0])))\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
@@ -221,7 +221,7 @@ def test_a_key_reaches_the_server_but_no_command_line_and_no_record_though_it_is
     with OpenAiDouble(key=KEY) as server:
         endpoint = Endpoint(url=server.url, openai_model="llm", api_key_variable="TEST_KEY")
         with LoadClient(endpoint, processes=1) as client:
-            assert "n0t-the" not in " ".join(psutil.Process(client.pids[0]).cmdline())
+            assert "n0t-the" not in " ".join(psutil.Process(client.processes[0].pid).cmdline())
             details = client.send(traffic(["a"])).records.details
         assert server.heads == ["Bearer n0t-the-right-one"]
     assert details == {Fault.REFUSED: "HTTP 401: Incorrect API key provided: ***"}

@@ -45,15 +45,6 @@ def test_tokens_that_are_counted_only_at_the_end_are_those_at_the_end(server):
     assert (answer.error, answer.output_tokens) == ("", 4)
 
 
-def test_an_answer_ends_before_a_stop_word(server):
-    text = asked(server, GenerationRequest("a b c", 6), stream=False).text
-    word = text.split()[3]
-    for stream in (False, True):
-        answer = asked(server, GenerationRequest("a b c", 6, stop=(word,)), stream=stream)
-        assert (answer.error, answer.finish_reason) == ("", "stop")
-        assert answer.text == text[: text.index(f" {word}")]
-
-
 FAULTS = {
     "truncated": "ClientPayloadError|final chunk is missing after 2 tokens",
     "cut": "ClientPayloadError|ServerDisconnected",

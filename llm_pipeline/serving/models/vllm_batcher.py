@@ -123,23 +123,19 @@ class Batcher:
         """
         self._checkpoint, self._settings = checkpoint.absolute(), settings
         self._process: subprocess.Popen[bytes] | None = None
-        self._spawn()
-        try:
-            from transformers import AutoTokenizer  # while vLLM is imported by its own process, which takes longer
-
-            self.tokenizer: Any = AutoTokenizer.from_pretrained(
-                checkpoint, local_files_only=True, trust_remote_code=False
-            )
-            self._load()
-        except BaseException:
-            self.stop()
-            raise
+        self.tokenizer: Any = None
+        self.start()
 
     def start(self) -> None:
         """Start with an empty cache; also after a failure."""
         self.stop()
         self._spawn()
         try:
+            if self.tokenizer is None:
+                from transformers import AutoTokenizer  # while vLLM is imported by its own process, which takes longer
+
+                where = self._checkpoint
+                self.tokenizer = AutoTokenizer.from_pretrained(where, local_files_only=True, trust_remote_code=False)
             self._load()
         except BaseException:
             self.stop()
