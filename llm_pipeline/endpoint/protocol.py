@@ -244,6 +244,9 @@ def cannot(field: str) -> ApiError:
     return ApiError(f"{field} is not supported by the engine of this model", param=field, code="unsupported_parameter")
 
 
+_DEFINITIONS = {"$defs", "definitions"}
+
+
 class _Named(_Part):
     name: str
 
@@ -273,6 +276,9 @@ class ChatRequest(Asked):
             function = tool.get("function")
             if tool.get("type") != "function" or not isinstance(function, dict) or not function.get("name"):
                 raise ValueError('only tools {"type": "function", "function": {"name": ...}} are understood')
+            schema = function.get("parameters") or {}
+            if not isinstance(schema, dict) or not all(isinstance(schema.get(kind, {}), dict) for kind in _DEFINITIONS):
+                raise ValueError("parameters of a tool are a JSON schema of an object")
         return tools
 
     @model_validator(mode="after")
@@ -324,7 +330,7 @@ class ChatRequest(Asked):
         calls, definitions = [], dict[str, Any]()
         for function in self._callable():
             arguments = dict(function.get("parameters") or {"type": "object"})
-            for kind in arguments.keys() & {"$defs", "definitions"}:
+            for kind in arguments.keys() & _DEFINITIONS:
                 definitions.setdefault(kind, {}).update(arguments.pop(kind))
             call = {"name": {"enum": [function["name"]]}, "arguments": arguments}
             calls.append({"type": "object", "properties": call, "required": [*call], "additionalProperties": False})

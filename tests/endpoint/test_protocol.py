@@ -116,6 +116,13 @@ def test_calls_that_cannot_be_are_refused(asked):
     assert refused.value.param == "tool_choice"
 
 
+@pytest.mark.parametrize("parameters", [[1], "x", {"$defs": [1]}, {"definitions": None}])
+def test_parameters_that_are_no_schema_are_refused(parameters):
+    odd = {"type": "function", "function": {"name": "odd", "parameters": parameters}}
+    with pytest.raises(ApiError, match="a JSON schema of an object"):
+        chat(tools=[odd], tool_choice="required")
+
+
 def test_an_engine_that_follows_no_schema_refuses_to_be_made_to_call():
     with pytest.raises(ApiError, match="not supported by the engine") as refused:
         chat(tools=[WEATHER], tool_choice="required").inputs({}, ())
