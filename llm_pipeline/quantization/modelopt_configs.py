@@ -102,5 +102,6 @@ def _complete(config: dict[str, Any], recipe: QuantizationRecipe) -> dict[str, A
         {"quantizer_name": pattern if pattern.endswith("*") else f"{pattern}.*", "enable": False}
         for pattern in recipe.exclude
     ]
-    config["quant_cfg"] = [*config["quant_cfg"], *excluded, *(cache["quant_cfg"] if cache else ())]
+    plain = {"quantizer_name": "*", "parent_class": "nn.Conv1d", "enable": False}  # an export never rounds them
+    config["quant_cfg"] = [*config["quant_cfg"], plain, *excluded, *(cache["quant_cfg"] if cache else ())]
     return config

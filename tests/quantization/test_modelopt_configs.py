@@ -89,6 +89,12 @@ def test_excluding_attention_keeps_the_format_of_the_cache():
     assert sum("bmm" in name for name in enabled) == 4
 
 
+def test_convolutions_are_left_as_an_export_holds_them():
+    layers = torch.nn.Sequential(torch.nn.Conv1d(8, 8, 1), torch.nn.Linear(8, 8))
+    mtq.quantize(layers, {**modelopt_config(asked("fp8")), "algorithm": None})
+    assert [layer.weight_quantizer.is_enabled for layer in layers] == [False, True]
+
+
 def test_a_search_has_its_formats_and_keeps_exclusions_and_the_cache_apart():
     search = {"formats": ["int4_blockwise", "fp8"], "effective_bits": [6.0]}
     recipe = asked("auto", search=search, kv_cache="fp8", exclude=("*lm_head*", "model.layers.0.mlp"))
