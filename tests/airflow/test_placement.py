@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from airflow import settings
@@ -157,8 +157,9 @@ def test_pools_and_a_triggerer_that_are_missing_or_too_small_are_named_before_a_
     assert "it does not count deferred tasks" in found["pool gpus-h200"].detail
     for name in ("gpus-a", "gpus-b", "gpus-h200"):
         Pool.create_or_update_pool(name, 4, "", include_deferred=True)
+    ahead = datetime.now(UTC) + timedelta(hours=1)  # a starved machine takes longer than the life of a heartbeat
     with settings.Session() as session:
-        session.add(Job(job_type="TriggererJob", state="running", latest_heartbeat=datetime.now(UTC)))
+        session.add(Job(job_type="TriggererJob", state="running", latest_heartbeat=ahead))
         session.commit()
     assert {check.state for check in doctor._pools(loaded.deployment, loaded.release.targets)} == {"ok"}
     assert triggerer_problem() == ""
